@@ -8,9 +8,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -21,6 +23,7 @@
 #include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
+#include "direct/unknown_sharing.h"
 #include "gpu_record.h"
 #include "held_tree.h"
 #include "proc/parking.h"
@@ -81,6 +84,7 @@ struct DumpSession::State {
   NoProgress progress;
 
   std::set<Pid> looked_at;
+  bool asked_inside = false;
   std::vector<std::string> ignored;  // obstacles that the user knows better than
 
   std::mutex mutex;
@@ -165,6 +169,11 @@ Result<void> DumpSession::State::refuse_obstacles() {
     }
   }
   STASIS_TRY_ASSIGN(auto found, find_obstacles(*driver, proc::ProcFs(), fresh));
+  // Once, before anything is done: while the driver holds them it does not answer there.
+  if (!std::exchange(asked_inside, true) && !ignores_obstacles()) {
+    auto unknown = find_unknown_sharing(group->members(), driver->info().simulated);
+    std::move(unknown.begin(), unknown.end(), std::back_inserter(found));
+  }
   if (found.empty()) return {};
   Error why = describe_obstacles(found, fresh);
   if (ignores_obstacles()) {

@@ -14,6 +14,7 @@
 #include "checkpoint/inherited_files.h"
 #include "direct/agent_client.h"
 #include "direct/sharing.h"
+#include "direct/unknown_sharing.h"
 #include "doctor/criu_obstacles.h"
 #include "proc/cgroup.h"
 
@@ -188,6 +189,8 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
                                "again",
                                one.pid.value)});
   }
+  for (Obstacle& obstacle : find_unknown_sharing(group.members(), driver.info().simulated))
+    obstacles.push_back(std::move(obstacle));
   for (Obstacle& obstacle : obstacles) {
     obstacle.what = fmt::format("process {}: {}", obstacle.pid.value, obstacle.what);
     out.push_back(std::move(obstacle));

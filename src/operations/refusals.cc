@@ -10,6 +10,7 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/sharing.h"
+#include "direct/unknown_sharing.h"
 #include "operations/rollback.h"
 
 namespace stasis {
@@ -93,6 +94,16 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
   return !allowed && !unknown ? unknown : allowed;
 }
 
+// A user who knows better has said so, and nothing inside the programs is asked.
+Result<void> refuse_unknown_sharing(const Environment& env, const Group& group, bool ignore) {
+  if (ignore) return {};
+  const auto found = find_unknown_sharing(group.members(), env.driver.info().simulated);
+  if (found.empty()) return {};
+  Error why = describe_obstacles(found, group.infos());
+  why.remedy += fmt::format("; if they share none: {}", option_of(Override::kIgnoreObstacles));
+  return fail(std::move(why));
+}
+
 }  // namespace
 
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
@@ -100,6 +111,7 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   auto clear = refuse_tracers(opened.group.members());
   if (clear) clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
   if (clear) clear = refuse_open_elsewhere(env, opened.group.members(), ignore);
+  if (clear) clear = refuse_unknown_sharing(env, opened.group, ignore);
   if (!clear && opened.journal->inherited().empty()) {
     opened.group.dismiss();  // no process has been touched
     opened.journal->finish();

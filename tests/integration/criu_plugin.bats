@@ -347,6 +347,15 @@ script() {
   unharmed "${CHILDREN[@]}"
 }
 
+@test "a tree whose processes may share GPU memory is refused before anything is touched" {
+  start_target ipc
+  STASIS_SIM_FAULTS="lock:error=999" criu_fails dump --tree "$TARGET"
+  logged dump "may be another process's"
+  in_state running
+  target_goes_on
+  target_verifies
+}
+
 # bats test_tags=long
 @test "a process that another operation has is left to it" {
   start_target memory --size 8M

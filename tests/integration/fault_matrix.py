@@ -58,6 +58,7 @@ SCENARIOS = (
     Scenario("recover a swap", "recover", "swap.undone"),
     Scenario("dump of a loader", "dump", "replace.before", "replace.after"),
     Scenario("suspend of a loader", "suspend", "replace.before", "replace.after"),
+    Scenario("suspend of a pair", "suspend", "inside.step", "inside.after"),
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
@@ -93,13 +94,15 @@ PROGRAMS = {
     "loader": ["loader", "--size", MEMORY],
     # Which the driver saves as memory of the process.
     "host": ["memory", "--size", "20M"],
+    # Of which a tool has to ask whether they share any.
+    "pair": ["collective", "--children", "2", "--size", "256K", "--pause-ms", "2"],
     # Processes that write into each other's GPU memory.
     "ranks": ["collective", "--children", "2", "--size", "256K", "--pause-ms", "2", "--sharing"],
 }
 
 
 def kind_of(scenario):
-    program = next((word for word in ("loader", "ranks", "host") if word in scenario.name), "memory")
+    program = next((word for word in ("loader", "pair", "ranks", "host") if word in scenario.name), "memory")
     return Kind(program + " by the agent" if scenario.agent and program == "memory" else program, scenario.agent)
 
 
@@ -272,7 +275,7 @@ class Place:
 
     def cuda_state(self, pid=None):
         # The ranks' parent has no GPU memory.
-        pid = pid or (self.workers[0] if self.kind.program == "ranks" else self.pid)
+        pid = pid or (self.workers[0] if self.kind.program in ("pair", "ranks") else self.pid)
         command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(pid)]
         asked = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=CASE_LIMIT_S, check=False)
         return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()

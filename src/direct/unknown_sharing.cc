@@ -1,0 +1,121 @@
+#include "direct/unknown_sharing.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "attach/gpu_survey.h"
+#include "base/units.h"
+#include "checkpoint/driver_obstacles.h"
+#include "direct/agent_client.h"
+
+namespace stasis {
+namespace {
+
+using FileId = std::pair<std::uint64_t, std::uint64_t>;  // device, inode
+
+constexpr std::string_view kRemedy =
+    "start all of them with `stasis run`, whose agents know it and bring shared memory back";
+
+// Host memory that another process can have, too. Not the driver's own, nor the simulated one's.
+std::set<FileId> shared_files(Pid pid) {
+  std::set<FileId> out;
+  (void)proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
+    const std::string_view path = mapping.path;
+    const bool is_memory =
+        path.starts_with("/dev/shm/") || path.starts_with("/memfd:") || path.starts_with("/SYSV");
+    if (is_memory && mapping.permissions == "rw-s" &&
+        path.find("nvidia") == std::string_view::npos &&
+        path.find("stasis-") == std::string_view::npos)
+      out.insert({mapping.device, mapping.inode});
+    return true;
+  });
+  return out;
+}
+
+// Those that have a file that another of them has.
+std::set<Pid> sharers(const std::vector<Pid>& pids) {
+  std::map<FileId, std::vector<Pid>> users;
+  for (const Pid pid : pids)
+    for (const FileId& file : shared_files(pid))
+      users[file].push_back(pid);
+  std::set<Pid> out;
+  for (const auto& [file, all] : users)
+    if (all.size() > 1) out.insert(all.begin(), all.end());
+  return out;
+}
+
+Obstacle unknown(Pid pid, std::string what) {
+  return {"sharing-unknown", Severity::kRed,       pid,
+          std::move(what),   std::string(kRemedy), Override::kIgnoreObstacles};
+}
+
+bool has_agent(Pid pid) {
+  const auto agent = direct::AgentClient::probe(pid);
+  return agent && agent->has_value();
+}
+
+void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle>& out) {
+  const auto mappings = proc::ProcFs().mappings(pid);
+  if (survey.has_managed() && mappings && managed_bytes(*mappings) == 0) {
+    out.push_back({"managed-memory", Severity::kRed, pid,
+                   "managed memory, which the driver refuses to checkpoint",
+                   "start it with `stasis run`, or use memory from cudaMalloc",
+                   Override::kIgnoreObstacles});
+  }
+  if (survey.is_clean()) return;
+  const std::uint64_t count = survey.candidate_count();
+  out.push_back(unknown(
+      pid,
+      count == 0
+          ? std::string("more GPU memory than could be asked for, of which some may be another "
+                        "process's; the driver would save that and could not restore it (the job "
+                        "would be lost)")
+          : fmt::format(
+                "{} of GPU memory ({}) that may be another process's (CUDA IPC, or imported "
+                "by descriptor) or its own (cuMemCreate, a module's variables), which the "
+                "driver does not tell apart; another's it saves and cannot restore (the job "
+                "would be lost)",
+                count == 1 ? "1 piece" : fmt::format("{} pieces", count),
+                format_bytes(survey.candidate_bytes()))));
+}
+
+}  // namespace
+
+std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& members,
+                                           bool simulated) {
+  std::vector<Pid> with_cuda;
+  std::vector<Pid> to_ask;
+  for (const GroupMember& member : members) {
+    if (!member.initial || !member.process.alive()) continue;
+    const Pid pid = member.process.pid();
+    with_cuda.push_back(pid);
+    if (*member.initial == CudaState::kRunning && !has_agent(pid)) to_ask.push_back(pid);
+  }
+  std::vector<Obstacle> out;
+  if (with_cuda.size() < 2) return out;
+  std::optional<std::set<Pid>> sharing;
+  for (const Pid pid : to_ask) {
+    const auto survey = attach::survey_gpu_memory(pid, simulated);
+    if (survey) {
+      judge_survey(pid, *survey, out);
+      continue;
+    }
+    const ErrorCode code = survey.error().code;
+    if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) continue;
+    if (!sharing) sharing = sharers(with_cuda);
+    if (!sharing->contains(pid)) continue;
+    out.push_back(unknown(
+        pid, fmt::format("host memory that it shares with another process of the tree, and whether "
+                         "it shares GPU memory, too, is not known: {}; memory of another process "
+                         "the driver saves and cannot restore (the job would be lost)",
+                         survey.error().message)));
+  }
+  return out;
+}
+
+}  // namespace stasis

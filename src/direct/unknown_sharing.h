@@ -1,0 +1,19 @@
+// Whether processes without an agent may have GPU memory of each other, which the driver saves and
+// cannot restore: the job would be lost at its resume, and from outside it cannot be seen. The
+// driver inside them is asked (attach/gpu_survey.h), in a tree in which at least two processes use
+// CUDA; a program that is alone shares with none in the tree.
+#pragma once
+
+#include <vector>
+
+#include "base/obstacle.h"
+#include "checkpoint/group.h"
+
+namespace stasis {
+
+// One for each process of which that cannot be ruled out, and for each that has managed memory
+// which cannot be seen from outside. `members` run. Where a process cannot be asked, only if it
+// shares host memory with another of them, which may be how they share that of the GPU.
+std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& members, bool simulated);
+
+}  // namespace stasis

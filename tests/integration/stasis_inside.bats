@@ -1,0 +1,235 @@
+#!/usr/bin/env bats
+# Calls inside programs that run (docs/adr/0052-calls-inside.md): what they find, what they leave behind,
+# whom they leave alone, and that a program runs on whatever becomes of the tool.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# start_program MODE [ARGUMENT...]: stasis-inside-target; sets TARGET. `PROGRAM` is another one, `BY` a command before it.
+start_program() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/program.log
+  # shellcheck disable=SC2086
+  (exec_on_gpu ${BY:-} "${PROGRAM:-stasis-inside-target}" "$@") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 grep -qs ready "$TARGET_LOG"
+}
+# It says that all came out right.
+ends_right() {
+  kill -TERM "$TARGET"
+  wait_until 60 grep -qE "right|wrong" "$TARGET_LOG"
+  assert_contains "$(cat "$TARGET_LOG")" right
+}
+
+looks_into() {
+  capture timeout 120 stasis-inside --simulated "$@"
+  ((status == 0)) && return
+  printf 'stasis-inside %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
+  return 1
+}
+# left_alone REASON: it is not touched, and says why.
+left_alone() {
+  local before
+  before=$(wc -l <"/proc/$TARGET/maps")
+  capture timeout 60 stasis-inside --nothing "$TARGET"
+  assert_equal "$status" 3
+  assert_contains "$err" "$1"
+  assert_equal "$(wc -l <"/proc/$TARGET/maps")" "$before" "mappings"
+}
+# Of the tool: code without a file.
+own_mappings() { grep -c "r-xp 00000000 00:00 0 *$" "/proc/$TARGET/maps" || true; }
+threads() { ls "/proc/$TARGET/task" | wc -l; }
+descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
+
+# --- What it finds
+
+@test "a program's own memory is told from what may be another's" {
+  start_target memory --size 8M
+  looks_into --memory "$TARGET"
+  assert_contains "$out" ", clean;"
+  [[ $out != *"may be imported)"* ]]
+  target_goes_on
+  target_verifies
+  start_target vmm --size 8M
+  looks_into "$TARGET"
+  assert_contains "$out" "not known to be clean"
+  target_goes_on
+  target_verifies
+}
+
+@test "memory of a pool is a program's own, and managed memory is what it is" {
+  start_target pool --size 8M
+  looks_into --memory "$TARGET"
+  assert_contains "$out" "clean"
+  target_goes_on
+  target_verifies
+}
+
+# --- What it leaves behind
+
+@test "fifty threads that work all the time, two hundred calls: nothing is left, and all they did is right" {
+  start_program load 50
+  looks_into --times 100 "$TARGET"
+  looks_into --nothing --times 100 "$TARGET"
+  # One, with what the C library has given a thread of ours to keep.
+  (($(own_mappings) <= 1))
+  assert_equal "$(cat "/proc/$TARGET/task"/*/comm 2>/dev/null | grep -c '^stasis-inside$' || true)" 0 "threads of the tool's"
+  (($(threads) < 60 && $(descriptors) < 30))
+  ends_right
+}
+
+@test "a program that waits has as many threads, mappings and descriptors after two hundred calls" {
+  start_program idle
+  looks_into --nothing --times 2 "$TARGET"
+  local before
+  before="$(threads) $(wc -l <"/proc/$TARGET/maps") $(descriptors)"
+  looks_into --nothing --times 200 "$TARGET"
+  assert_equal "$(threads) $(wc -l <"/proc/$TARGET/maps") $(descriptors)" "$before"
+  ends_right
+}
+
+# --- Whom it leaves alone
+
+@test "a static program is left alone" {
+  [[ -x $STASIS_BUILD/bin/stasis-inside-target-static ]] || skip "it is not built"
+  PROGRAM=stasis-inside-target-static start_program idle
+  left_alone "a static program"
+  ends_right
+}
+
+@test "a program with one thread is left alone" {
+  start_program alone
+  left_alone "one thread"
+  ends_right
+}
+
+@test "a filter of system calls that lets ours pass is no hindrance, and one that does not is left alone" {
+  need_root "reading a filter"
+  start_program filter
+  looks_into --nothing "$TARGET"
+  ends_right
+  start_program refusing
+  left_alone "system call 56"
+  ends_right
+}
+
+@test "a program with other rights than its user's is left alone" {
+  need_root "another user"
+  start_program effective
+  left_alone "other rights"
+  ends_right
+}
+
+@test "a program that none may look into is left alone" {
+  need_root "another user"
+  chmod 711 "$BATS_TEST_TMPDIR"
+  BY="setpriv --reuid 65534 --clear-groups" start_program private
+  left_alone "PR_SET_DUMPABLE"
+  ends_right
+}
+
+@test "no new privileges are no hindrance, nor are namespaces of its own" {
+  need_root "namespaces"
+  BY="setpriv --no-new-privs" start_program idle
+  looks_into --nothing "$TARGET"
+  ends_right
+  BY="unshare --fork --pid --mount-proc --kill-child" start_program idle
+  TARGET=$(children_of "$TARGET")
+  looks_into --nothing --times 3 "$TARGET"
+  ends_right
+}
+
+@test "a program that is stopped, traced or has ended is left alone" {
+  start_program idle
+  kill -STOP "$TARGET"
+  left_alone "stopped by a signal"
+  kill -CONT "$TARGET"
+  python3 -IS - "$TARGET" <<'END' 3>&- &
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0  # PTRACE_SEIZE
+time.sleep(60)
+END
+  local tracer=$!
+  at_end_kill "$tracer"
+  wait_until 60 grep -q "^TracerPid:[[:space:]]*$tracer" "/proc/$TARGET/status"
+  left_alone "traced by process"
+  kill -KILL "$tracer"
+  wait_until 60 grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"
+  looks_into --nothing "$TARGET"
+  ends_right
+  start_program leaderless
+  wait_until 60 grep -q "^State:[[:space:]]*Z" "/proc/$TARGET/status"
+  left_alone "has ended"
+  ends_right
+}
+
+@test "a program that waits for a child of vfork, or becomes another one, is not harmed" {
+  start_program vfork
+  looks_into --nothing --times 10 "$TARGET"
+  ends_right
+  start_program exec
+  local i
+  for ((i = 0; i < 30; ++i)); do
+    capture timeout 60 stasis-inside --nothing "$TARGET"
+    ((status == 0 || status == 3))
+  done
+  kill -0 "$TARGET"
+}
+
+# --- Whatever becomes of the tool
+
+@test "a tool that is killed at any step leaves the program running, and the next one goes on" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  start_program load 8
+  local point
+  for point in step mapped begun done after; do
+    STASIS_FAULT=inside.$point:kill capture timeout 60 stasis-inside --simulated "$TARGET"
+    assert_equal "$status" 137 "$point"
+    looks_into "$TARGET"
+    STASIS_FAULT=inside.$point:error capture timeout 60 stasis-inside --simulated "$TARGET"
+    assert_equal "$status" 3 "$point"
+    looks_into "$TARGET"
+  done
+  ends_right
+}
+
+# --- What comes of it
+
+# refused_untouched VERB ARGUMENT...: the reason is named, and not even a lock was tried.
+refused_untouched() {
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported "$@"
+  assert_contains "$err" "may be another process's"
+  assert_contains "$err" "--ignore-obstacles"
+  target_goes_on
+  nothing_left
+}
+
+@test "processes of one tree that may share GPU memory are refused, and consent loses the job as the driver does" {
+  start_target ipc
+  refused_untouched suspend "$TARGET"
+  refused_untouched dump "$TARGET" --images-dir "$image"
+  capture stasis doctor "$TARGET" --json
+  json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'sharing-unknown'})"
+  assert_contains "$(json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'sharing-unknown'})")" red
+  done_by suspend "$TARGET" --ignore-obstacles
+  capture timeout 60 stasis resume "$TARGET"
+  ((status != 0))
+}
+
+@test "two processes whose GPU memory is their own need no consent" {
+  start_target collective --children 2 --size 256K --pause-ms 2
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "one process needs no consent, whatever it has" {
+  start_target vmm --size 8M
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
