@@ -92,7 +92,7 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
                                                          : AfterDump::kSuspended;
   out.timeout = ms(given.timeout_ms);
   out.ignore_obstacles = given.ignore_obstacles;
-  out.ignore_undumpable = given.ignore_undumpable;
+  out.ignore_undumpable = given.ignore_undumpable || given.ignore_obstacles;
   if (given.compress != nullptr) {
     const auto compression = compression_from_name(given.compress);
     if (!compression) {

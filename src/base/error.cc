@@ -67,10 +67,11 @@ constexpr std::array kRows = {
         "another stasis, a debugger, a process that is stopped (Ctrl-Z), a connection that is "
         "just being opened",
         "wait for it, end the debugger, let the process go on"},
-    ErrorInfo{ErrorCode::kDriverMissing, "driver-missing", 8,
-              "libcuda.so.1 (or NVML) cannot be loaded",
-              "no NVIDIA driver, or a container without its libraries",
-              "install the driver, or set `STASIS_LIBCUDA`"},
+    ErrorInfo{
+        ErrorCode::kDriverMissing, "driver-missing", 8, "libcuda.so.1 (or NVML) cannot be loaded",
+        "no NVIDIA driver, or a container without its libraries",
+        "install the driver, or set `STASIS_LIBCUDA`; to try Stasis without a GPU, the package "
+        "`stasis-simulator`"},
     ErrorInfo{ErrorCode::kDriverTooOld, "driver-too-old", 8, "the driver is older than 570", "",
               "install 570 or newer"},
     ErrorInfo{ErrorCode::kDriverUnsupported, "driver-unsupported", 8,
@@ -117,7 +118,7 @@ constexpr std::array kRows = {
         "runs on "
         "as it was",
         "io_uring, devices, connections to the outside, shared memory of System V, another tracer",
-        "as the message says; `stasis doctor PID` shows all of it; `--ignore-undumpable` lets CRIU "
+        "as the message says; `stasis doctor PID` shows all of it; `--ignore-obstacles` lets CRIU "
         "try"},
     ErrorInfo{ErrorCode::kImageExists, "image-exists", 10, "the image directory exists", "",
               "another directory, or `--force`"},

@@ -23,7 +23,7 @@ std::string_view option_of(Override by) {
     case Override::kIgnoreObstacles:
       return "--ignore-obstacles";
     case Override::kIgnoreUndumpable:
-      return "--ignore-undumpable";
+      return "--ignore-obstacles";  // the command line has one for both
   }
   return {};
 }

@@ -50,9 +50,9 @@ TEST(Obstacle, ArefusalNamesTheOptionOnce) {
   EXPECT_EQ(refusal({"nccl", Severity::kRed, {}, "x", "y", Override::kIgnoreObstacles}).remedy,
             "y; if you know better: --ignore-obstacles");
   const Error named = refusal(
-      {"landlock", Severity::kRed, {}, "x", "y: --ignore-undumpable", Override::kIgnoreUndumpable},
+      {"landlock", Severity::kRed, {}, "x", "y: --ignore-obstacles", Override::kIgnoreUndumpable},
       ErrorCode::kUndumpable);
-  EXPECT_EQ(named.remedy, "y: --ignore-undumpable");
+  EXPECT_EQ(named.remedy, "y: --ignore-obstacles");
   EXPECT_EQ(named.code, ErrorCode::kUndumpable);
 }
 

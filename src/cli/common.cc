@@ -6,10 +6,21 @@
 
 #include <fmt/format.h>
 
+#include "cli/help.h"
 #include "cli/verbs.h"
 #include "job/images.h"
 
 namespace stasis::cli {
+
+namespace {
+
+// As an option takes it: "10s", "500ms".
+std::string duration_text(std::chrono::milliseconds time) {
+  return time.count() % 1000 == 0 ? fmt::format("{}s", time.count() / 1000)
+                                  : fmt::format("{}ms", time.count());
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Driver>> Context::load_driver(Movers movers) {
   auto driver = session.load_driver(movers);
@@ -25,7 +36,8 @@ void Context::note(const std::string& text) {
 }
 
 void Context::print(nlohmann::json object) const {
-  if (!notes.empty()) object["notes"] = notes;
+  object["notes"] = notes;
+  object["schema_version"] = kSchemaVersion;
   terminal.out_block(json_text(object));
 }
 
@@ -77,7 +89,7 @@ void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout) {
       [&timeout](std::chrono::milliseconds value) { timeout = value; },
       fmt::format("how long to wait for GPU work in flight, e.g. 10s, or milliseconds; 0 "
                   "waits for ever [{}]",
-                  timeout.count()));
+                  duration_text(timeout)));
 }
 
 void add_path(CLI::App& command, MemoryPath& path) {
@@ -89,8 +101,7 @@ void add_path(CLI::App& command, MemoryPath& path) {
           },
           "how GPU memory is moved: driver leaves the agents (`stasis run`) alone; with direct, "
           "what they cannot give away is an error [direct where it can be, else driver]")
-      ->type_name("PATH")
-      ->check(CLI::IsMember({"driver", "direct"}));
+      ->check(one_of({"driver", "direct"}));
 }
 
 namespace {
@@ -138,14 +149,14 @@ void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeou
       },
       "the silence after which a call of the driver is given up, e.g. 10s, or milliseconds; 0 to "
       "wait for ever; a checkpoint, a restore or a copy by the direct path is silent while it "
-      "shows no sign of work [10000, for those 60000]");
+      "shows no sign of work [10s, for those 60s]");
 }
 
 void add_time_limit(CLI::App& command, std::chrono::milliseconds& limit, const std::string& after) {
   add_duration(
       command, "-t,--timeout", "ms", [&limit](std::chrono::milliseconds value) { limit = value; },
       fmt::format("the time, e.g. 10m, or milliseconds, after which {} [{}]", after,
-                  limit.count() > 0 ? std::to_string(limit.count()) : "no limit"));
+                  limit.count() > 0 ? duration_text(limit) : "no limit"));
 }
 
 void add_device_map(CLI::App& command, std::optional<std::string>& text) {

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/version.h"
+#include "cli/help.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -14,27 +15,31 @@ json option_json(const CLI::Option& option) {
     names.push_back("-" + name);
   for (const std::string& name : option.get_lnames())
     names.push_back("--" + name);
-  const std::string type = option.get_type_size() == 0 ? "" : option.get_type_name();
-  const std::size_t choices = type.find(":{");
+  const std::vector<std::string> choices = choices_of(option);
   json out = {{"names", names},
               {"text", option.get_description()},
-              {"value", type.substr(0, choices)},
+              {"value", value_name(option)},
               {"optional_value", option.get_expected_min() == 0},
               {"many", option.get_expected_max() == CLI::detail::expected_max_vector_size},
               {"required", option.get_required()},
               {"group", option.get_group()}};
   if (option.get_positional()) out["positional"] = option.get_name(true);
-  if (choices != std::string::npos) out["choices"] = type.substr(choices + 1);
+  if (!choices.empty()) out["choices"] = choices;
   return out;
 }
 
 json command_json(const CLI::App& command) {
   json options = json::array();
   for (const CLI::Option* option : command.get_options())
-    options.push_back(option_json(*option));
+    if (!option->get_group().empty()) options.push_back(option_json(*option));
+  const bool is_verb = command.get_parent() != nullptr;
+  json examples = json::array();
+  for (const Example& one : examples_of(is_verb ? std::string_view(command.get_name()) : ""))
+    examples.push_back({{"command", one.command}, {"text", one.what}});
   return {{"name", command.get_name()},
           {"text", command.get_description()},
           {"footer", command.get_footer()},
+          {"examples", examples},
           {"options", options}};
 }
 

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <memory>
 
 #include <fmt/format.h>
 
 #include "base/trace.h"
 #include "checkpoint/group.h"
+#include "cli/help.h"
 #include "cli/target.h"
 #include "cli/verbs.h"
 #include "doctor/machine.h"
@@ -22,22 +25,102 @@ struct Options {
 nlohmann::json obstacles_json(const std::vector<Obstacle>& obstacles) {
   nlohmann::json out = nlohmann::json::array();
   for (const Obstacle& obstacle : obstacles) {
-    out.push_back({{"id", obstacle.id.name()},
-                   {"light", severity_name(obstacle.severity)},
-                   {"what", obstacle.what},
-                   {"remedy", obstacle.remedy}});
+    out.push_back(
+        {{"id", obstacle.id.name()},
+         {"light", severity_name(obstacle.severity)},
+         {"what", obstacle.what},
+         {"remedy", obstacle.remedy.empty() ? nlohmann::json() : nlohmann::json(obstacle.remedy)}});
   }
   return out;
 }
 
-void print(Context& context, const std::string& heading, const std::vector<Obstacle>& obstacles) {
-  context.terminal.out(heading);
-  for (const Obstacle& obstacle : obstacles) {
-    context.terminal.out(
-        fmt::format("  {:<7} {}", severity_name(obstacle.severity), obstacle.what));
-    if (!obstacle.remedy.empty())
-      context.terminal.out(fmt::format("          what to do: {}", obstacle.remedy));
+// What each verb would say, as far as it can be known beforehand.
+struct Verdict {
+  std::vector<const Obstacle*> suspend;
+  std::vector<const Obstacle*> dump;
+  std::vector<const Obstacle*> restore;
+};
+
+// What a suspend, which needs neither CRIU nor a disk, does without.
+constexpr auto kOnlyForImages = std::to_array<ObstacleId>(
+    {"criu", "criu-check", "criu-plugin", "kernel", "clock", "disk", "seccomp", "shm"});
+
+bool is_only_for_images(const Obstacle& obstacle) {
+  return std::find(kOnlyForImages.begin(), kOnlyForImages.end(), obstacle.id) !=
+         kOnlyForImages.end();
+}
+
+Verdict verdict_of(const std::vector<Obstacle>& machine, const std::vector<Obstacle>& tree) {
+  Verdict out;
+  for (const Obstacle& obstacle : machine) {
+    if (obstacle.severity != Severity::kRed) continue;
+    if (!is_only_for_images(obstacle)) out.suspend.push_back(&obstacle);
+    out.dump.push_back(&obstacle);
+    out.restore.push_back(&obstacle);
   }
+  for (const Obstacle& obstacle : tree) {
+    if (obstacle.severity != Severity::kRed) continue;
+    const bool of_criu =
+        obstacle.by == Override::kIgnoreUndumpable || obstacle.id == ObstacleId("gpu-files");
+    if (!of_criu) out.suspend.push_back(&obstacle);
+    out.dump.push_back(&obstacle);
+  }
+  return out;
+}
+
+// As wide as the terminal; in one line where it is none, for programs that look for words.
+constexpr std::size_t kNoTerminal = std::numeric_limits<std::size_t>::max();
+
+void print_verdict(Context& context, const std::string& verb,
+                   const std::vector<const Obstacle*>& reasons) {
+  const std::size_t width = Terminal::columns().value_or(kNoTerminal);
+  std::string text = verb + ": yes";
+  if (!reasons.empty()) {
+    text = fmt::format("{}: no, because {}", verb, reasons.front()->what);
+    if (reasons.size() > 1) text += fmt::format("; and {} more, below", reasons.size() - 1);
+  }
+  const std::size_t marked = verb.size() + (reasons.empty() ? 5 : 4);
+  context.terminal.out_marked(wrap(text, width, 2, 0), marked,
+                              reasons.empty() ? Terminal::Colour::kGreen : Terminal::Colour::kRed);
+}
+
+// The worst first; returns how many are left out, which are green.
+std::size_t print(Context& context, const std::string& heading,
+                  const std::vector<Obstacle>& obstacles) {
+  constexpr std::size_t kIndent = 10;
+  const std::size_t width = Terminal::columns().value_or(kNoTerminal);
+  std::vector<const Obstacle*> shown;
+  for (const Obstacle& obstacle : obstacles)
+    if (obstacle.severity != Severity::kGreen || context.verbose > 0) shown.push_back(&obstacle);
+  std::stable_sort(shown.begin(), shown.end(),
+                   [](const Obstacle* a, const Obstacle* b) { return a->severity > b->severity; });
+  if (!shown.empty()) context.terminal.out(heading);
+  for (const Obstacle* obstacle : shown) {
+    const std::string light(severity_name(obstacle->severity));
+    const std::string text =
+        fmt::format("  {:<7} {}", light, wrap(obstacle->what, width, kIndent, kIndent));
+    context.terminal.out_marked(text, 2 + light.size(),
+                                obstacle->severity == Severity::kRed ? Terminal::Colour::kRed
+                                : obstacle->severity == Severity::kYellow
+                                    ? Terminal::Colour::kYellow
+                                    : Terminal::Colour::kGreen);
+    if (obstacle->remedy.empty()) continue;
+    context.terminal.out_block(std::string(kIndent, ' ') +
+                               wrap("what to do: " + obstacle->remedy, width, kIndent, kIndent));
+  }
+  return obstacles.size() - shown.size();
+}
+
+nlohmann::json verdict_json(const Verdict& verdict) {
+  const auto one = [](const std::vector<const Obstacle*>& reasons) -> nlohmann::json {
+    nlohmann::json ids = nlohmann::json::array();
+    for (const Obstacle* obstacle : reasons)
+      ids.push_back(obstacle->id.name());
+    return {{"possible", reasons.empty()}, {"because", ids}};
+  };
+  return {{"suspend", one(verdict.suspend)},
+          {"dump", one(verdict.dump)},
+          {"restore", one(verdict.restore)}};
 }
 
 Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& options) {
@@ -66,16 +149,27 @@ Result<int> run(Context& context, Options& options) {
   }
   const Severity severity = std::max(worst(machine), worst(tree));
   const int status = severity == Severity::kRed ? 1 : 0;
+  const Verdict verdict = verdict_of(machine, tree);
   if (context.json) {
     context.print({{"ok", severity != Severity::kRed},
                    {"light", severity_name(severity)},
+                   {"verdict", verdict_json(verdict)},
                    {"machine", obstacles_json(machine)},
                    {"processes", obstacles_json(tree)}});
     return status;
   }
-  print(context, "This machine", machine);
+  print_verdict(context, "suspend", verdict.suspend);
+  print_verdict(context, "dump", verdict.dump);
+  print_verdict(context, "restore here", verdict.restore);
+  std::size_t fine = 0;
   if (!tree.empty())
-    print(context, fmt::format("Process {} and what is below it", options.target.pid.value), tree);
+    fine += print(context, fmt::format("Process {} and what is below it", options.target.pid.value),
+                  tree);
+  fine += print(context, "This machine", machine);
+  if (fine > 0)
+    context.terminal.out(fmt::format("{} more {} green; -v shows {}", fine,
+                                     fine == 1 ? "check is" : "checks are",
+                                     fine == 1 ? "it" : "them"));
   return status;
 }
 
@@ -85,13 +179,13 @@ Verb add_doctor(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "doctor",
-      "say whether this machine, and a process tree, can be checkpointed, and why not; "
-      "exit status 1 if something is red");
+      "say whether this machine, and a process tree, can be suspended, dumped and restored, and "
+      "why not; exit status 1 if something is red");
   add_target(*command, options->target)->required(false);
   command
       ->add_option("-D,--images-dir", options->machine.images_dir,
                    "also look at the disk of this directory")
-      ->option_text("DIR");
+      ->type_name("DIR");
   command->add_flag("!--no-trial", options->machine.trial,
                     "do not suspend and resume a process of our own on each GPU");
   add_criu_path(*command, options->machine.criu_path);

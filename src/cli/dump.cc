@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/help.h"
 #include "cli/target.h"
 #include "cli/verbs.h"
 #include "job/shared_memory.h"
@@ -49,7 +50,7 @@ CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* he
 }
 CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help,
                              std::vector<std::string>& value) {
-  return command.add_option(flag, value, help);
+  return command.add_option(flag, value, help)->type_name("RESOURCE");
 }
 template <class Choice>
 CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help, Choice& value) {
@@ -60,7 +61,7 @@ CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* he
             value = choice_from_name<Choice>(text).value_or(value);
           },
           help)
-      ->check(CLI::IsMember(choice_names<Choice>()));
+      ->check(one_of(choice_names<Choice>()));
 }
 
 // CRIU's own options, by CRIU's names.
@@ -71,11 +72,15 @@ void add_criu_dump_options(CLI::App& command, CriuOptions& criu) {
 }
 
 Result<int> run_dump(Context& context, DumpArguments& options) {
+  if (options.dump.ignore_obstacles) options.dump.ignore_undumpable = true;
   if (options.leave_running) options.dump.after = AfterDump::kRunning;
   if (options.leave_suspended) options.dump.after = AfterDump::kSuspended;
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
   options.dump.compression =
       compression_from_name(options.compress).value_or(ContentCompression::kNone);
+  STASIS_TRY(options.target.find());
+  options.dump.job_name =
+      options.target.job ? options.target.job->name : job::name_of_job(options.target.pid);
   STASIS_TRY(reach(context, options.target));
   if (options.target.is_elsewhere() && options.target.pid == options.target.job->root) {
     // As `stasis run` would have made it, so that its standard streams are known.
@@ -127,12 +132,11 @@ Verb add_dump(CLI::App& app) {
       ->add_option("--sync", options->sync,
                    "disk: end nothing before the image would survive a loss of power; none: as "
                    "fast as memory takes it [disk]")
-      ->check(CLI::IsMember({"disk", "none"}));
+      ->check(one_of({"disk", "none"}));
   command
-      ->add_option(
-          "--compress", options->compress,
-          "none, lz4 or zstd: for the GPU memory of programs started by `stasis run` [none]")
-      ->check(CLI::IsMember({"none", "lz4", "zstd"}));
+      ->add_option("--compress", options->compress,
+                   "how the GPU memory of programs started by `stasis run` is written [none]")
+      ->check(one_of({"none", "lz4", "zstd"}));
   // Given a number to count in, CLI11 sets it to 0 at once: the option would never be unset.
   command->add_flag_function(
       "--direct-io,!--no-direct-io",
@@ -145,20 +149,23 @@ Verb add_dump(CLI::App& app) {
                    "the GPU memory of programs started by `stasis run` is not written again")
       ->type_name("DIR");
   command->add_flag("-f,--force", options->dump.overwrite, "replace an existing image");
-  command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable,
-                    "let CRIU try what it is known not to dump (`stasis doctor PID`)");
   command->add_flag("--ignore-obstacles", options->dump.ignore_obstacles,
-                    "go on although the driver may refuse or lose the program's memory");
+                    "go on although the driver may refuse or lose the program's memory, and CRIU "
+                    "what it is known not to dump (`stasis doctor PID`)");
+  // The half of it that is about CRIU, as older versions called it.
+  command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable)->group("");
   add_timeout(*command, options->dump.timeout);
   add_path(*command, options->dump.path);
   command
-      ->add_option("--host-memory", options->dump.host_memory,
-                   "by whom large host memory is moved: auto, criu or parallel [auto]")
-      ->transform(CLI::Transformer(
-          std::map<std::string, HostMemoryWay>{{"auto", HostMemoryWay::kAutomatic},
-                                               {"criu", HostMemoryWay::kCriu},
-                                               {"parallel", HostMemoryWay::kParallel}}))
-      ->type_name("WAY");
+      ->add_option_function<std::string>(
+          "--host-memory",
+          [options](const std::string& way) {
+            options->dump.host_memory = way == "criu"       ? HostMemoryWay::kCriu
+                                        : way == "parallel" ? HostMemoryWay::kParallel
+                                                            : HostMemoryWay::kAutomatic;
+          },
+          "by whom large host memory is moved [auto]")
+      ->check(one_of({"auto", "criu", "parallel"}));
   add_criu_path(*command, options->dump.criu_path);
   add_criu_dump_options(*command, options->dump.criu);
   return {command, [options](Context& context) { return run_dump(context, *options); }};

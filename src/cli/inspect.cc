@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <memory>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/help.h"
 #include "cli/verbs.h"
 #include "operations/image_report.h"
 
@@ -59,12 +61,19 @@ std::string tree_text(const Manifest& manifest) {
 void print_text(Context& context, const ImageReport& report, bool verified) {
   const Manifest& m = report.manifest;
   // "name       text", the lines of the text below one another.
+  const auto width = Terminal::columns();
+  const auto fitted = [&](std::string_view line) {
+    constexpr std::size_t kIndent = 10;
+    if (!width || kIndent + columns_of(line) <= *width) return std::string(line);
+    const std::size_t before = std::min(line.find_first_not_of(' '), line.size());
+    return std::string(before, ' ') + wrap(line, *width, kIndent + before + 2, kIndent + before);
+  };
   const auto show = [&](std::string_view name, std::string_view text) {
     std::string out;
     while (true) {
       const std::size_t end = text.find('\n');
       out += fmt::format("{}{:<9} {}", out.empty() ? "" : "\n", out.empty() ? name : "",
-                         text.substr(0, end));
+                         fitted(text.substr(0, end)));
       if (end == std::string_view::npos) break;
       text.remove_prefix(end + 1);
     }
@@ -76,6 +85,7 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
                            shown(m.hostname), shown(m.stasis_version), shown(m.kernel_release),
                            criu_version_text(m.criu_version),
                            m.driver_version.empty() ? "unknown" : shown(m.driver_version)));
+  if (!m.job_name.empty()) show("name", shown(m.job_name));
   show("tree", tree_text(m));
   std::string gpus;
   for (const GpuRecord& gpu : m.gpus) {

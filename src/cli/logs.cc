@@ -39,7 +39,10 @@ void print_errors(Context& context, const ImageLog& log) {
 }
 
 json log_json(const ImageLog& log) {
-  json out = {{"path", log.path()}, {"changed", utc_text(log.changed)}, {"bytes", log.bytes}};
+  json out = {{"path", log.path()}, {"changed", utc_text(log.changed)},
+              {"bytes", log.bytes}, {"errors", json::array()},
+              {"truncated", false}, {"diagnosis", nullptr},
+              {"error", nullptr}};
   const auto content = read_image_log(log);
   if (!content) {
     out["error"] = to_json(content.error())["error"];
@@ -105,7 +108,9 @@ Verb add_logs(CLI::App& app) {
       "logs",
       "show the errors in CRIU's logs of a dump or of restores, the newest first, and what "
       "they mean");
-  command->add_option("DIR,-D,--images-dir", arguments->images_dir, "directory of the image")
+  command
+      ->add_option("DIR,-D,--images-dir", arguments->images_dir,
+                   "directory of the image, or the work path of a container engine's checkpoint")
       ->required()
       ->type_name("DIR");
   command->add_flag("--full", arguments->full, "the whole of the newest one");

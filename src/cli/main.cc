@@ -20,6 +20,7 @@
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "base/version.h"
+#include "cli/config.h"
 #include "cli/help.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
@@ -68,6 +69,7 @@ std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
   } else {
     for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
       if (!one->get_group().empty()) known.push_back(one->get_name());
+    known.insert(known.end(), {"help", "version"});
   }
   if (std::find(known.begin(), known.end(), word) != known.end()) return {};
   const std::string meant = closest(word, known);
@@ -75,13 +77,58 @@ std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
                      meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant));
 }
 
+// CLI11's message in the words of our help texts.
+std::string message_of(const CLI::App& app, const CLI::ParseError& error) {
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> words = app.remaining(true);
+    return fmt::format("there is one argument too many: {}",
+                       words.empty() ? std::string("?") : words.front());
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    for (const CLI::App* verb : app.get_subcommands()) {
+      for (const CLI::Option* option : verb->get_options()) {
+        if (!option->get_required() || option->count() > 0) continue;
+        return (option->get_positional() ? option->get_name(true) : option->get_name()) +
+               " is required";
+      }
+    }
+    if (app.get_subcommands().empty()) return "a verb is required";
+  }
+  return error.what();
+}
+
 Error usage_error(CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* verb = nullptr;
   for (const CLI::App* one : app.get_subcommands())
     verb = one;
   const std::string unknown = what_is_unknown(app, verb);
-  return {ErrorCode::kUsage, unknown.empty() ? error.what() : unknown,
-          fmt::format("see `stasis {}--help`", verb == nullptr ? "" : verb->get_name() + " ")};
+  return {ErrorCode::kUsage, unknown.empty() ? message_of(app, error) : unknown,
+          fmt::format("write `{}`; see `stasis {}--help`", usage_of(verb == nullptr ? app : *verb),
+                      verb == nullptr ? "" : verb->get_name() + " ")};
+}
+
+// The error of a value that a file has set: the command line alone is fine.
+std::optional<Error> configuration_error(CLI::App& app, ConfiguredDefaults& defaults,
+                                         const Configuration& configuration,
+                                         std::vector<std::string> words,
+                                         const CLI::ParseError& error) {
+  const std::string message = error.what();
+  for (const ConfigValue& value : configuration.values) {
+    if (!message.starts_with("--" + value.option)) continue;
+    defaults.turn_off();
+    try {
+      app.clear();
+      app.parse(std::move(words));
+    } catch (const CLI::ParseError&) {
+      return std::nullopt;
+    }
+    return Error{ErrorCode::kUsage,
+                 fmt::format("{}: {}", value.from, message),
+                 fmt::format("mend {}; `stasis config` shows what is in it", value.from),
+                 {},
+                 {}};
+  }
+  return std::nullopt;
 }
 
 // `stasis help`, `stasis help VERB`, `stasis version`: as other programs have it.
@@ -145,7 +192,8 @@ int run(int argc, char** argv, const Inherited& inherited) {
   CLI::App app(kDescription, "stasis");
   set_help_format(app);
   app.footer(kFooter);
-  app.set_version_flag("-V,--version", std::string("stasis ") + kVersion);
+  app.set_help_flag("-h,--help", "print this help");
+  app.set_version_flag("-V,--version", std::string("stasis ") + kVersion, "print the version");
   app.require_subcommand(1);
   bool quiet = false;
   const auto add_common = [&](CLI::App& command) {
@@ -153,14 +201,27 @@ int run(int argc, char** argv, const Inherited& inherited) {
     command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
     command.add_flag("-q,--quiet", quiet, "no progress and no notes");
   };
-  const std::array verbs = {
-      add_run(app),     add_ps(app),      add_suspend(app), add_resume(app),
-      add_swap(app),    add_dump(app),    add_restore(app), add_recover(app),
-      add_doctor(app),  add_explain(app), add_inspect(app), add_verify(app),
-      add_logs(app),    add_report(app),  add_attend(app),  add_list_fault_points(app),
-      add_describe(app)};
+  const std::array verbs = {add_run(app),
+                            add_ps(app),
+                            add_suspend(app),
+                            add_resume(app),
+                            add_swap(app),
+                            add_dump(app),
+                            add_restore(app),
+                            add_recover(app),
+                            add_doctor(app),
+                            add_explain(app),
+                            add_inspect(app),
+                            add_verify(app),
+                            add_logs(app),
+                            add_report(app),
+                            add_config(app),
+                            add_attend(app),
+                            add_list_fault_points(app),
+                            add_describe(app)};
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
+    if (!verb.command->get_group().empty()) verb.command->group("Verbs");
     add_common(*verb.command);
     if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.timeouts);
     if (verb.measures) add_trace(*verb.command, context.trace);
@@ -171,10 +232,15 @@ int run(int argc, char** argv, const Inherited& inherited) {
   take_words_for_options(words);
   context.command = take_command(app, words);
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
+  const Configuration configuration = read_configuration(app);
+  ConfiguredDefaults defaults(app, configuration.values);
   try {
-    app.parse(std::move(words));
+    app.parse(std::vector<std::string>(words));
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // --help, --version
+    const bool is_help = dynamic_cast<const CLI::CallForHelp*>(&error) != nullptr;
+    if (is_help && app.get_subcommands().empty() && !what_is_unknown(app, nullptr).empty())
+      return report_error(context, usage_error(app, error));  // `stasis help dmup`
+    if (error.get_exit_code() == 0) {                         // --help, --version
       if (wants_json(argc, argv) && dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr) {
         context.print({{"version", kVersion}});
         return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
@@ -188,10 +254,17 @@ int run(int argc, char** argv, const Inherited& inherited) {
       return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
     }
     context.json = wants_json(argc, argv);
-    return report_error(context, usage_error(app, error));
+    auto of_a_file = configuration_error(app, defaults, configuration, std::move(words), error);
+    return report_error(context, of_a_file ? *of_a_file : usage_error(app, error));
   }
   terminal.set_quiet(quiet || context.json);
   terminal.set_verbose(context.verbose);
+  for (const ConfigFile& file : configuration.files) {
+    if (!file.why_not.empty())
+      context.note(fmt::format("{} is not read: {}", file.path, file.why_not));
+  }
+  if (configuration.error && !app.get_subcommand("config")->parsed())
+    return report_error(context, *configuration.error);
   if (auto possible = check_fault_setting(); !possible) {
     return report_error(context, possible.error());
   }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <ctime>
 #include <exception>
 #include <map>
 #include <memory>
@@ -11,14 +10,18 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/scope_guard.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "checkpoint/suspend_record.h"
+#include "cli/help.h"
+#include "cli/ps_table.h"
 #include "cli/verbs.h"
 #include "direct/agent_client.h"
 #include "job/registry.h"
+#include "operations/image_logs.h"
 #include "proc/cgroup.h"
 
 namespace stasis::cli {
@@ -34,24 +37,9 @@ using nlohmann::json;
 struct PsArguments {
   std::chrono::milliseconds timeout = kTimeout;
   std::optional<double> watch;  // seconds
-};
-
-struct Row {
-  Pid pid;
-  std::string user;
-  // A CUDA state, or "waiting" for its GPU memory, which is away though the driver lets it run;
-  // without an answer "busy", "stopped", "frozen" or "traced", and "?" for another reason.
-  std::string state;
-  std::string path;               // "direct", "driver", or empty if that could not be seen
-  std::string reason;             // why there is no CUDA state; empty if there is one
-  bool comes_back_alone = false;  // one that waits
-  // What it has on each GPU; of one that we suspended, what it had there and gets back.
-  std::vector<GpuUse> uses;
-  std::int64_t since =
-      0;              // when we suspended it, or it was started; seconds since 1970, 0: unknown
-  std::string under;  // "stasis dump (12)", "left behind by stasis dump", or empty
-  std::string name;   // of the job it belongs to; empty if it belongs to none
-  std::string command;
+  bool csv = false;
+  bool json = false;
+  std::vector<std::string> columns;  // by name; none: all
 };
 
 std::string user_name(unsigned uid) {
@@ -113,42 +101,8 @@ struct Question {
   std::optional<Result<std::optional<CudaState>>> answer;
 };
 
-struct Collected {
-  std::vector<Row> rows;
-  std::vector<Gpu> gpus;  // of this machine; empty if they are not known
-  std::size_t not_permitted = 0;
-};
-
 // Questions without an answer yet, so that no process is asked again before it has answered.
 using Pending = std::vector<std::shared_ptr<Question>>;
-
-// The places of its GPUs in the driver's order; nothing for one that is not here.
-std::vector<std::optional<std::size_t>> places_of(const Row& row, const std::vector<Gpu>& gpus) {
-  std::vector<std::optional<std::size_t>> out;
-  for (const GpuUse& use : row.uses) {
-    const auto gpu =
-        std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& one) { return one.uuid == use.gpu; });
-    out.emplace_back();
-    if (gpu != gpus.end()) out.back() = static_cast<std::size_t>(gpu - gpus.begin());
-  }
-  return out;
-}
-
-// "0, 2"
-std::string gpus_text(const Row& row, const std::vector<Gpu>& gpus) {
-  std::string out;
-  for (const auto& place : places_of(row, gpus))
-    out += (out.empty() ? "" : ", ") + (place ? std::to_string(*place) : "?");
-  return out.empty() ? "-" : out;
-}
-
-// What a process that does not use its GPU now gets back is in parentheses.
-std::string memory_text(const Row& row) {
-  const std::uint64_t bytes = total_bytes(row.uses);
-  if (bytes == 0) return "-";
-  return fmt::format(fmt::runtime(row.state == "checkpointed" ? "({})" : "{}"),
-                     format_bytes(bytes));
-}
 
 // Why a process does not answer, in a word: "stopped", "frozen", "traced" or "?".
 std::string why_silent(const proc::ProcFs& procfs, Pid pid) {
@@ -328,17 +282,18 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
   json uses = json::array();
   for (const GpuUse& use : row.uses)
     uses.push_back({{"uuid", use.gpu.to_string()}, {"bytes", use.bytes}});
+  const auto or_null = [](const std::string& text) { return text.empty() ? json() : json(text); };
   return {{"pid", row.pid.value},
-          {"user", row.user},
+          {"user", or_null(row.user)},
           {"state", row.state},
-          {"reason", row.reason},
-          {"path", row.path},
+          {"reason", or_null(row.reason)},
+          {"path", or_null(row.path)},
           {"gpus", places},
           {"gpu_bytes", row.state == "checkpointed" ? 0 : total_bytes(row.uses)},
           {"gpu_memory", uses},
-          {"since", row.since > 0 ? json(row.since) : json()},
-          {"operation", row.under},
-          {"name", row.name},
+          {"since", row.since > 0 ? json(utc_text({row.since, 0})) : json()},
+          {"operation", or_null(row.under)},
+          {"name", or_null(row.name)},
           {"command", row.command}};
 }
 
@@ -367,43 +322,31 @@ json all_json(const Collected& collected) {
   return {{"ok", true}, {"processes", processes}, {"not_permitted", collected.not_permitted}};
 }
 
-std::string table_of(const Collected& collected) {
-  const std::int64_t now = std::time(nullptr);
-  const bool named = std::any_of(collected.rows.begin(), collected.rows.end(),
-                                 [](const Row& row) { return !row.name.empty(); });
-  std::vector<std::vector<std::string>> lines = {
-      {"PID", "USER", "STATE", "PATH", "GPUS", "GPU MEMORY", "SINCE", "OPERATION"}};
-  if (named) lines.front().emplace_back("NAME");
-  lines.front().emplace_back("COMMAND");
-  for (const Row& row : collected.rows) {
-    lines.push_back({std::to_string(row.pid.value), row.user, row.state,
-                     row.path.empty() ? "-" : row.path, gpus_text(row, collected.gpus),
-                     memory_text(row),
-                     row.since > 0 ? format_age(std::chrono::seconds(now - row.since)) : "-",
-                     row.under.empty() ? "-" : row.under});
-    if (named) lines.back().push_back(row.name.empty() ? "-" : row.name);
-    lines.back().push_back(row.command);
-  }
-  return table(lines, Terminal::columns());
+std::string text_of(const Collected& collected, const PsArguments& arguments) {
+  return arguments.csv ? csv_of(collected, arguments.columns)
+                       : table_of(collected, arguments.columns);
 }
 
-void show_once(Context& context, const Collected& collected) {
+void show_once(Context& context, const Collected& collected, const PsArguments& arguments) {
   for (const std::string& note : notes_of(collected, context.verbose > 0))
-    context.terminal.note(note);
+    context.note(note);
   if (context.json) {
     context.print(all_json(collected));
   } else {
-    context.terminal.out_block(table_of(collected));
+    context.terminal.out_block(text_of(collected, arguments));
   }
 }
 
 // The notes below the table, where the next look does not wipe them out; JSON in one line.
-void show_again(Context& context, const Collected& collected) {
+void show_again(Context& context, const Collected& collected, const PsArguments& arguments) {
   if (context.json) {
-    context.terminal.out(all_json(collected).dump(-1, ' ', true, json::error_handler_t::replace));
+    json object = all_json(collected);
+    object["notes"] = notes_of(collected, context.verbose > 0);
+    object["schema_version"] = kSchemaVersion;
+    context.terminal.out(object.dump(-1, ' ', true, json::error_handler_t::replace));
     return;
   }
-  std::string text = table_of(collected);
+  std::string text = text_of(collected, arguments);
   for (const std::string& note : notes_of(collected, context.verbose > 0))
     text += "\nnote: " + printable(note);
   context.terminal.clear_screen();
@@ -411,6 +354,7 @@ void show_again(Context& context, const Collected& collected) {
 }
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
+  context.json = context.json || arguments.json;
   context.session.timeouts.reset();  // each question has a thread of its own instead
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
   Pending pending;
@@ -431,10 +375,10 @@ Result<int> run_ps(Context& context, const PsArguments& arguments) {
       return status;
     }
     if (!arguments.watch) {
-      show_once(context, *collected);
+      show_once(context, *collected, arguments);
       return 0;
     }
-    show_again(context, *collected);
+    show_again(context, *collected, arguments);
     if (context.terminal.lost_output()) return 0;
     std::this_thread::sleep_for(std::chrono::duration<double>(*arguments.watch));
   }
@@ -463,6 +407,23 @@ Verb add_ps(CLI::App& app) {
             return good ? std::string() : "'" + text + "' is not within 0.1 and 86400 seconds";
           },
           ""));
+  command
+      ->add_option_function<std::string>(
+          "--format",
+          [arguments](const std::string& format) {
+            arguments->csv = format == "csv";
+            arguments->json = format == "json";
+          },
+          "a table for people; csv with all columns; json as with --json [table]")
+      ->check(one_of({"table", "csv", "json"}));
+  command
+      ->add_option(
+          "--columns", arguments->columns,
+          fmt::format("these columns, in this order, of {}", fmt::join(column_names(), ", ")))
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(one_of(column_names()).description(""))
+      ->type_name("NAME,...");
   return {command, [arguments](Context& context) { return run_ps(context, *arguments); }, false};
 }
 

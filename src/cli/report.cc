@@ -111,6 +111,15 @@ Result<void> write_page(const DirectoryEntry& output, const std::string& page,
   return {};
 }
 
+// The exit status, inspect's but for numbers in use: after a `--leave-running` dump, and whenever
+// the job goes on, they are the program's own, and the page is no less for it.
+int status_of_page(const ImageReport& report) {
+  for (const RestoreCheck& check : report.checks)
+    if (check.error && check.error->code != ErrorCode::kPidInUse)
+      return exit_status(check.error->code);
+  return 0;
+}
+
 Result<std::string> make_page(const ReportArguments& arguments, const ImageReport& image,
                               const std::string& letters) {
   report::Subject subject{image, arguments.inspect.verify, {}, {}, now_text(), letters};
@@ -147,7 +156,7 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
   if (!page) return fail(page.error());
   if (to_output) {
     context.terminal.out_block(*page);
-    return status_of(image);
+    return status_of_page(image);
   }
   STASIS_TRY(write_page(*output, *page, *letters, arguments.overwrite));
   std::size_t in_the_way = 0;
@@ -159,19 +168,20 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
                    {"images_dir", image.path},
                    {"restorable", in_the_way == 0},
                    {"needs_stasis_run", is_for_a_job(image.manifest)},
-                   {"exit_status", status_of(image)}});
-    return status_of(image);
+                   {"exit_status", status_of_page(image)}});
+    return status_of_page(image);
   }
   context.terminal.out(fmt::format("wrote {} ({})", output->path(), format_bytes(page->size())));
   for (const RestoreCheck& check : image.checks) {
     if (!check.error) continue;
     context.terminal.out(
-        fmt::format("the image cannot be restored here: {} ({}){}", check.error->to_string(),
-                    error_code_name(check.error->code),
+        fmt::format("the image cannot be restored here{}: {} ({}){}",
+                    check.error->code == ErrorCode::kPidInUse ? " as long as the job runs" : "",
+                    check.error->to_string(), error_code_name(check.error->code),
                     in_the_way > 1 ? fmt::format("; {} more in the page", in_the_way - 1) : ""));
     break;
   }
-  return status_of(image);
+  return status_of_page(image);
 }
 
 }  // namespace
@@ -180,9 +190,9 @@ Verb add_report(CLI::App& app) {
   auto arguments = std::make_shared<ReportArguments>();
   CLI::App* command = app.add_subcommand(
       "report",
-      "write what inspect says of an image as one HTML page; the exit status is inspect's. A "
-      "damaged "
-      "image gets a page that says so, one without a manifest that can be read gets none");
+      "write what inspect says of an image as one HTML page; the exit status is inspect's, or 0 if "
+      "only process numbers are in use. A damaged image gets a page that says so, one without a "
+      "manifest that can be read gets none");
   command->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, kImageHelp)
       ->required()
       ->type_name("DIR");

@@ -16,8 +16,10 @@
 
 #include "base/fd.h"
 #include "base/printable.h"
+#include "cli/help.h"
 #include "cli/verbs.h"
 #include "image/image_reader.h"
+#include "job/registry.h"
 #include "proc/procfs.h"
 
 namespace stasis::cli {
@@ -54,6 +56,7 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
   command
       .add_option("--external", restore.external,
                   "where a resource from outside is now, e.g. mnt[data]:/data [where it was]")
+      ->type_name("RESOURCE")
       ->group(kGroup);
   command.add_flag("--tcp-close", restore.tcp_close, "close its open TCP connections")
       ->group(kGroup);
@@ -62,7 +65,7 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
   command
       .add_option("--manage-cgroups", options.cgroups,
                   "ignore, none, props, soft, full or strict [as at the dump]")
-      ->check(CLI::IsMember(choice_names<CgroupMode>()))
+      ->check(one_of(choice_names<CgroupMode>()))
       ->group(kGroup);
 }
 
@@ -124,6 +127,16 @@ Result<void> check_still_there(const RestoreReport& report) {
   return {};
 }
 
+// It is found again by the name that it had at the dump.
+void give_name(Context& context, const RestoreReport& report) {
+  if (report.job_name.empty()) return;
+  auto entered = job::Registration::enter(
+      {report.job_name, {report.root}, Pid{}, report.root, {}, {}, report.command, {}});
+  if (entered) return entered->leave();
+  context.note(fmt::format("it does not get its name {} back: {}", report.job_name,
+                           entered.error().to_string()));
+}
+
 Result<int> restore_here(Context& context, RestoreArguments& options);
 
 // Our own number cannot be changed. Where the image needs it, a child restores in a PID namespace
@@ -175,6 +188,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   if (options.detach) {
     STASIS_TRY(check_still_there(report));
   }
+  give_name(context, report);
   if (context.json) {
     context.print(to_json(report));
   } else {
@@ -210,8 +224,7 @@ Verb add_restore(CLI::App& app) {
           [options](const std::string& when) { options->restore.verify_first = when == "first"; },
           "first: read every byte of the image before anything is made; late: GPU memory and pages "
           "while they are needed, and what was made is ended if they prove wrong [late]")
-      ->type_name("WHEN")
-      ->check(CLI::IsMember({"first", "late"}));
+      ->check(one_of({"first", "late"}));
   command->add_flag("--leave-suspended", options->restore.leave_suspended,
                     "leave its GPU state in memory; `stasis resume` brings it back");
   command->add_flag("--detach", options->detach,

@@ -42,6 +42,10 @@ Verb add_resume(CLI::App& app) {
               context.print(to_json(report));
               return 0;
             }
+            if (report.was_so) {
+              context.terminal.out(subject_text(report) + " was running already");
+              return 0;
+            }
             context.terminal.out(fmt::format("resumed {} in {}", subject_text(report),
                                              format_seconds(report.total)));
             context.terminal.debug(phases_text(report));

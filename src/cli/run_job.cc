@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/help.h"
 #include "job/images.h"
 #include "job/registry.h"
 
@@ -80,7 +81,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->needs(dir)
       ->group(kGroup);
   command.add_option("--keep", job.keep, "so many complete images, the newest [2]")
-      ->check(CLI::Range(1, 1000))
+      ->check(whole_number(1, 1000))
       ->type_name("N")
       ->needs(dir)
       ->group(kGroup);
@@ -102,7 +103,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
   command
       .add_option("--exit-code", job.exit_code,
                   "the exit status after a save that has ended it [75]")
-      ->check(CLI::Range(0, 255))
+      ->check(whole_number(0, 255))
       ->type_name("N")
       ->needs(dir)
       ->group(kGroup);

@@ -18,8 +18,10 @@ Verb add_suspend(CLI::App& app) {
   add_target(*command, options->target);
   add_timeout(*command, options->suspend.timeout);
   add_path(*command, options->suspend.path);
-  command->add_flag("--force,--ignore-obstacles", options->suspend.ignore_obstacles,
+  command->add_flag("--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
+  // As older versions called it; `--force` is for what is overwritten.
+  command->add_flag("--force", options->suspend.ignore_obstacles)->group("");
   return {command, [options](Context& context) -> Result<int> {
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
@@ -27,6 +29,12 @@ Verb add_suspend(CLI::App& app) {
                                                    options->target.pid, options->suspend));
             if (context.json) {
               context.print(to_json(report));
+              return 0;
+            }
+            if (report.was_so) {
+              context.terminal.out(
+                  fmt::format("{} was suspended already; `stasis resume {}` brings it back",
+                              subject_text(report), options->target.text));
               return 0;
             }
             std::uint64_t bytes = 0;

@@ -57,12 +57,6 @@ bool quietly(const F& say) noexcept {
 }
 
 // Characters, which are a column each but for wide ones (Chinese, Japanese, Korean) and marks.
-std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xc0U) != 0x80;
-  }));
-}
-
 // The first `width` columns.
 std::string cut_to(const std::string& text, std::size_t width) {
   std::size_t columns = 0;
@@ -75,11 +69,20 @@ std::string cut_to(const std::string& text, std::size_t width) {
 
 }  // namespace
 
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0U) != 0x80;
+  }));
+}
+
 Terminal::Terminal() {
   const char* no_color = std::getenv("NO_COLOR");
   const char* term = std::getenv("TERM");
-  tty_ = ::isatty(STDERR_FILENO) == 1 && term != nullptr && std::string_view(term) != "dumb";
-  colour_ = tty_ && (no_color == nullptr || *no_color == '\0');
+  const bool clever = term != nullptr && std::string_view(term) != "dumb";
+  const bool wanted = no_color == nullptr || *no_color == '\0';
+  tty_ = clever && ::isatty(STDERR_FILENO) == 1;
+  colour_ = tty_ && wanted;
+  out_colour_ = clever && wanted && ::isatty(STDOUT_FILENO) == 1;
 }
 
 void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t total) noexcept {
@@ -155,6 +158,21 @@ void Terminal::out_block(const std::string& text) noexcept {
   if (!made && lost_ == 0) lost_ = ENOMEM;
 }
 
+void Terminal::out_marked(const std::string& text, std::size_t length, Colour colour) noexcept {
+  const bool made = quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    std::string shown = printable(text, true);
+    if (out_colour_ && length <= shown.size()) {
+      const char* begin = colour == Colour::kRed      ? "\x1b[1;31m"
+                          : colour == Colour::kYellow ? "\x1b[33m"
+                                                      : "\x1b[32m";
+      shown = begin + shown.substr(0, length) + "\x1b[0m" + shown.substr(length);
+    }
+    write_result(shown);
+  });
+  if (!made && lost_ == 0) lost_ = ENOMEM;
+}
+
 void Terminal::note(const std::string& line) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
@@ -216,7 +234,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows,
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t i = 0; i < row.size(); ++i)
-      widths[i] = std::max(widths[i], width_of(printable(row[i])));
+      widths[i] = std::max(widths[i], columns_of(printable(row[i])));
   }
   std::string out;
   for (const auto& row : rows) {
@@ -224,7 +242,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows,
     for (std::size_t i = 0; i < row.size(); ++i) {
       const std::string cell = printable(row[i]);
       line += cell;
-      if (i + 1 < row.size()) line.append(widths[i] - width_of(cell) + 2, ' ');
+      if (i + 1 < row.size()) line.append(widths[i] - columns_of(cell) + 2, ' ');
     }
     if (width) line = cut_to(line, *width);
     out += (out.empty() ? "" : "\n") + line;

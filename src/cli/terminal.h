@@ -43,7 +43,10 @@ class Terminal final : public Progress {
   void out_block(const std::string& text) noexcept;  // the same, of several lines
   void note(const std::string& line) noexcept;       // worth knowing
   void debug(const std::string& line) noexcept;      // only with -v
-  void error(const Error& error) noexcept;           // what happened, and what to do
+  // A result of several lines; its first word, up to `length`, is coloured on a terminal.
+  enum class Colour { kRed, kYellow, kGreen };
+  void out_marked(const std::string& text, std::size_t length, Colour colour) noexcept;
+  void error(const Error& error) noexcept;  // what happened, and what to do
 
   // Could a result not be written?
   bool lost_output() const noexcept { return lost_ != 0; }
@@ -56,7 +59,8 @@ class Terminal final : public Progress {
 
   std::mutex mutex_;
   bool tty_;
-  bool colour_;
+  bool colour_;      // of standard error
+  bool out_colour_;  // of standard output
   bool quiet_ = false;
   int verbose_ = 0;
   bool line_shown_ = false;
@@ -71,6 +75,8 @@ class Terminal final : public Progress {
 // written is lost.
 void print_error(std::string_view text) noexcept;
 
+// How many columns a text takes on a terminal.
+std::size_t columns_of(std::string_view text);
 // Columns of text, aligned; the first row is the heading. Lines are cut at `width`.
 std::string table(const std::vector<std::vector<std::string>>& rows,
                   std::optional<std::size_t> width = std::nullopt);

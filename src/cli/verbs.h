@@ -22,6 +22,9 @@
 
 namespace stasis::cli {
 
+// Of what --json prints (docs/schema): another one if a key goes, or means something else.
+inline constexpr int kSchemaVersion = 1;
+
 // What main() has changed of this process, for the program that takes its place.
 struct Inherited {
   std::array<bool, 3> closed = {};  // standard streams
@@ -86,6 +89,7 @@ Verb add_inspect(CLI::App& app);
 Verb add_logs(CLI::App& app);
 Verb add_verify(CLI::App& app);
 Verb add_report(CLI::App& app);
+Verb add_config(CLI::App& app);
 
 // A whole number and one of `units`, as CLI11 reads them; nothing for anything else. CLI11 alone
 // takes "-1" for a large number, "010" for 8 and "m" for 1m.

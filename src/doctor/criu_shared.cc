@@ -50,7 +50,7 @@ constexpr Kind kOutsideSocket{
     "shares sockets with processes outside of the tree, by which their addresses stay taken, or "
     "their connections break",
     "dump those too (the process that has started both), end them before the restore and dump "
-    "with --ignore-undumpable, or close the sockets on one side"};
+    "with --ignore-obstacles, or close the sockets on one side"};
 constexpr Kind kOutsideWaiting{
     "outside-events", Severity::kYellow,
     "shares what it waits by with processes outside of the tree, and a restore gives it its own",

@@ -34,7 +34,9 @@ Result<DriverLibrary> load_driver_library(const std::string& name) {
     return fail(ErrorCode::kDriverMissing, "cannot load the CUDA driver: " + library.error(),
                 named ? "check the file that STASIS_LIBCUDA names"
                       : "install the NVIDIA driver (570 or newer), or set STASIS_LIBCUDA to its "
-                        "libcuda.so.1; in a container, start it with the NVIDIA runtime");
+                        "libcuda.so.1; in a container, start it with the NVIDIA runtime; to try "
+                        "Stasis without a GPU, install stasis-simulator "
+                        "(docs/simulated-driver.md)");
   }
   return DriverLibrary{std::move(*library), named};
 }

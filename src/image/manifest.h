@@ -192,6 +192,7 @@ struct Manifest {
   SyncPolicy sync = SyncPolicy::kDisk;
   std::vector<PhaseRecord> phases;
   std::optional<JobRecord> job;
+  std::string job_name;  // by which `stasis suspend NAME` found the root; empty if it had none
   std::optional<SocketsRecord> sockets;       // nothing also if unknown
   std::vector<FileRecord> files;              // seal() fills these in, sorted by path
   std::optional<ContentRecord> content;       // if there is a gpu/: ContentSummary::record

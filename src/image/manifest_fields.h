@@ -270,6 +270,7 @@ void fields(auto& io, Described<Manifest> auto& manifest) {
   io.named("sync", manifest.sync, sync_name, sync_from_name);
   io("phases", manifest.phases, Items{0, kMaxPhases});
   io.optional("job", manifest.job);
+  io.optional("job_name", manifest.job_name);
   io.optional("socket_state", manifest.sockets);
   ChecksumKind checksum;
   io("checksum", checksum);

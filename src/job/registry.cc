@@ -155,6 +155,12 @@ std::optional<JobEntry> find_job(const std::string& name) {
   return read_entry_file(*directory + "/" + name + std::string(kEntryEnd));
 }
 
+std::string name_of_job(Pid pid) {
+  for (const JobEntry& entry : all_jobs())
+    if (entry.init.value == 0 && entry.process.pid == pid) return entry.name;
+  return {};
+}
+
 std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs) {
   const ino_t its = pid_namespace_of(pid);
   if (its == 0) return std::nullopt;

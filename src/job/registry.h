@@ -46,6 +46,8 @@ class Registration {
   Registration& operator=(Registration&&) = delete;
   ~Registration();  // removes it
 
+  // It stays for as long as its process lives, also without this object.
+  void leave() { path_.clear(); }
   const JobEntry& entry() const { return entry_; }
   // The job has that number now; 0: it has gone.
   Result<void> set_root(Pid root);
@@ -60,6 +62,8 @@ class Registration {
 // All jobs whose process lives.
 std::vector<JobEntry> all_jobs();
 std::optional<JobEntry> find_job(const std::string& name);
+// The name that `stasis run` gave to this process; empty if it gave none.
+std::string name_of_job(Pid pid);
 // The job in whose namespaces the process lives; nothing also if that cannot be seen.
 std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs);
 

@@ -328,7 +328,8 @@ nlohmann::json to_json(const SwapReport& report) {
                         {"suspended", report.suspended.report},
                         {"resumed", report.resumed.report},
                         {"at_once", report.at_once},
-                        {"seconds", report.total.count()}};
+                        {"seconds", report.total.count()},
+                        {"no_room_at_once", nullptr}};
   if (!report.no_room_at_once.empty()) out["no_room_at_once"] = report.no_room_at_once;
   return out;
 }

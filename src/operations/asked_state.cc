@@ -329,7 +329,7 @@ Result<void> refuse_sandboxes(const AskedStates& answers) {
              "take from it: the kernel does not tell its rules",
              pid.value),
          "start the program without it; to dump it all the same, and to restore it inside "
-         "of such a sandbox if need be: --ignore-undumpable",
+         "of such a sandbox if need be: --ignore-obstacles",
          Override::kIgnoreUndumpable},
         ErrorCode::kUndumpable));
   }

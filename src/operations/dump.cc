@@ -348,6 +348,7 @@ class DumpRun {
                                  options_.job.has_value()));
     manifest_.phases = phases_.done();
     manifest_.job = options_.job;
+    manifest_.job_name = options_.job_name;
     if (options_.on_complete) STASIS_TRY(options_.on_complete(writer_->criu_dir()));
     if (!is_deferred()) STASIS_TRY(seal(env_.interrupt));
     phases_.begin("finish");

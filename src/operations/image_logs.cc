@@ -59,6 +59,9 @@ Result<std::vector<ImageLog>> find_image_logs(const std::string& images_dir) {
     image = entry->path();
   }
   if (auto added = collect_logs(image.string() + "/log", out); !added) return fail(added.error());
+  // Of those who call CRIU themselves, as runc and crun do, they lie beside CRIU's files; and the
+  // work path that they can be given has nothing else.
+  if (auto added = collect_logs(image.string(), out); !added) return fail(added.error());
   for (const Leftover& leftover : find_leftovers(image.string()))
     if (auto added = collect_logs(leftover.path + "/log", out); !added) return fail(added.error());
   const std::string failed = image.filename().string() + ".failed-dump.log";

@@ -51,6 +51,8 @@ struct Report {
   // The downtime: from when the gate or the driver's lock closed to the end of the checkpoint, or
   // until the processes ran again, or were ended. None: they stood still already.
   std::optional<Seconds> downtime;
+  // The processes were in the state that was asked for, and nothing was done.
+  bool was_so = false;
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
   // Bytes of GPU memory that the mover has copied; the driver has copied the rest.
   std::uint64_t direct_bytes = 0;
@@ -125,6 +127,7 @@ struct DumpOptions {
   bool ignore_undumpable = false;  // let CRIU try what doctor/criu_obstacles.h finds red
   // The job of which this is an image: for the manifest. It need not use CUDA, or not yet.
   std::optional<JobRecord> job;
+  std::string job_name = {};  // of `stasis run --name`, for the manifest; empty: it has none
   // Called with the directory of CRIU's files when they are complete and every process still stands
   // still, to add more files. May be empty.
   std::function<Result<void>(const UniqueFd& criu_dir)> on_complete = {};
@@ -187,7 +190,9 @@ struct RestoreOptions {
 struct RestoreReport : Report {
   std::string images_dir;
   std::uint64_t image_bytes = 0;
-  Pidfd root_fd;  // a child of this process
+  Pidfd root_fd;                          // a child of this process
+  std::string job_name = {};              // the manifest's
+  std::vector<std::string> command = {};  // of the root, as the manifest has it
 };
 
 // Checks the image and this machine, brings the tree back through CRIU, then its GPU state, and

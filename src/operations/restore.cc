@@ -358,6 +358,9 @@ class RestoreRun {
   RestoreReport report(RestoredTree tree) {
     RestoreReport report{{}, image_->path(), manifest().total_bytes, std::move(tree.root_fd)};
     report.root = tree.root;
+    report.job_name = manifest().job_name;
+    for (const ProcessRecord& process : manifest().processes)
+      if (process.pid == tree.root) report.command = process.command;
     const auto& processes = job_->processes();
     for (std::size_t i = 0; i < processes.size(); ++i) {
       if (!processes[i]) continue;

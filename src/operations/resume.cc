@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -114,6 +115,10 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   STASIS_TRY_ASSIGN(auto opened,
                     open_group(env, "resume", root, where, false, named.get(), options.gpu_map));
   Group& group = opened.group;
+  const auto& members = group.members();
+  const bool ran = std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
+    return member.initial && *member.initial != CudaState::kRunning;
+  });
   auto alone = opened.direct.come_back(env);
   if (!alone) return fail(roll_back(env, opened, std::move(alone.error())));
   auto pairs = check_and_plan(env, group, options);
@@ -186,6 +191,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   report.processes = report_processes(group);
   report.total = phases.total();
   report.direct_bytes = *moved;
+  report.was_so = ran && *moved == 0;
   report.phases = phases.take();
   return report;
 }

@@ -55,6 +55,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   report.processes = report_processes(group);
   report.total = phases.total();
   report.downtime = downtime;
+  report.was_so = !downtime;
   report.lock_tries = group.lock_tries();
   report.direct_bytes = direct_bytes;
   report.phases = phases.take();

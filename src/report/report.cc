@@ -10,8 +10,19 @@ namespace stasis {
 
 using nlohmann::json;
 
+namespace {
+
+// Where there is nothing, null says so.
+json or_null(const std::string& text) { return text.empty() ? json() : json(text); }
+
+}  // namespace
+
 json to_json(const ProcessReport& process) {
-  json out = {{"pid", process.pid.value}, {"command", process.comm}, {"cuda", process.cuda}};
+  json out = {{"pid", process.pid.value},
+              {"command", process.comm},
+              {"cuda", process.cuda},
+              {"state", nullptr},
+              {"gpu_bytes", nullptr}};
   if (process.cuda) {
     out["state"] = std::string(process.state ? cuda_state_name(*process.state) : "ended");
     out["gpu_bytes"] = process.gpu_bytes;
@@ -52,10 +63,11 @@ json to_json(const Report& report) {
               {"processes", processes},
               {"phases", phases},
               {"lost", report.lost},
-              {"seconds", report.total.count()}};
-  if (report.downtime) out["standstill_seconds"] = report.downtime->count();
-  if (report.lock_tries > 0) out["lock_tries"] = report.lock_tries;
-  if (report.direct_bytes > 0) out["direct_bytes"] = report.direct_bytes;
+              {"seconds", report.total.count()},
+              {"standstill_seconds", report.downtime ? json(report.downtime->count()) : json()},
+              {"lock_tries", report.lock_tries > 0 ? json(report.lock_tries) : json()},
+              {"direct_bytes", report.direct_bytes},
+              {"was_so", report.was_so}};
   return out;
 }
 
@@ -82,12 +94,14 @@ json to_json(const RecoverReport& report) {
   for (const ProcessReport& process : report.processes) {
     processes.push_back(to_json(process));
   }
-  json out = {{"pid", report.root.value},    {"operation", report.operation},
-              {"images_dir", report.image},  {"processes", processes},
-              {"finished", report.finished}, {"image_kept", report.image_kept}};
-  if (!report.outcome.empty()) out["outcome"] = report.outcome;
-  if (report.error) out["error"] = to_json(*report.error)["error"];
-  return out;
+  return {{"pid", report.root.value},
+          {"operation", report.operation},
+          {"images_dir", report.image},
+          {"processes", processes},
+          {"finished", report.finished},
+          {"image_kept", report.image_kept},
+          {"outcome", or_null(report.outcome)},
+          {"error", report.error ? to_json(*report.error)["error"] : json()}};
 }
 
 json to_json(const std::vector<RecoverReport>& reports) {
@@ -111,7 +125,9 @@ json to_json(const Error& error) {
   json out = {{"code", std::string(error_code_name(error.code))},
               {"message", error.to_string()},
               {"remedy", error.remedy},
-              {"exit_status", exit_status(error.code)}};
+              {"exit_status", exit_status(error.code)},
+              {"driver", nullptr},
+              {"obstacles", json::array()}};
   if (error.driver) {
     out["driver"] = {{"number", error.driver->number},
                      {"name", error.driver->name},
@@ -133,9 +149,12 @@ std::string json_text(const json& object) {
 }
 
 json to_json(const MachineFacts& here) {
-  return {{"hostname", here.hostname},         {"kernel_release", here.kernel_release},
-          {"criu_version", here.criu_version}, {"driver_version", here.driver_version},
-          {"cuda_version", here.cuda_version}, {"simulated", here.simulated}};
+  return {{"hostname", or_null(here.hostname)},
+          {"kernel_release", or_null(here.kernel_release)},
+          {"criu_version", or_null(here.criu_version)},
+          {"driver_version", or_null(here.driver_version)},
+          {"cuda_version", here.cuda_version > 0 ? json(here.cuda_version) : json()},
+          {"simulated", here.simulated}};
 }
 
 json to_json(const ContentReport& content) {
@@ -176,7 +195,9 @@ json to_json(const ImageReport& report) {
                 {"command", process.command},
                 {"cuda", process.cuda},
                 {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
-                {"tcp_ports", process.tcp_ports}};
+                {"tcp_ports", process.tcp_ports},
+                {"state", nullptr},
+                {"gpu_memory", json::array()}};
     if (process.cuda) {
       one["state"] = cuda_state_name(*process.cuda_state);
       one["gpu_memory"] = json::array();
@@ -199,9 +220,9 @@ json to_json(const ImageReport& report) {
     phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
   json checks = json::array();
   for (const RestoreCheck& check : report.checks) {
-    json one = {{"id", check.id}, {"ok", !check.error}};
-    if (check.error) one["error"] = to_json(*check.error)["error"];
-    checks.push_back(std::move(one));
+    checks.push_back({{"id", check.id},
+                      {"ok", !check.error},
+                      {"error", check.error ? to_json(*check.error)["error"] : json()}});
   }
   return {{"ok", true},
           {"images_dir", report.path},
@@ -212,11 +233,12 @@ json to_json(const ImageReport& report) {
           {"stasis_version", m.stasis_version},
           {"kernel_release", m.kernel_release},
           {"criu_version", criu_version_text(m.criu_version)},
-          {"driver_version", m.driver_version},
+          {"driver_version", or_null(m.driver_version)},
           {"cuda_version", m.cuda_version},
           {"simulated", m.simulated},
           {"sync", m.sync == SyncPolicy::kDisk ? "disk" : "none"},
           {"pid", m.root.value},
+          {"name", or_null(m.job_name)},
           {"processes", processes},
           {"gpus", gpus},
           {"sizes", sizes},

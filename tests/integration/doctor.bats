@@ -48,6 +48,9 @@ undumpable() {
   assert_equal "$(json '[d["ok"], d["light"]]')" "[False, 'red']"
   assert_equal "$(lights "$1")" red "$1"
   assert_contains "$out" "$2"
+  # The driver can suspend it all the same.
+  assert_equal "$(json '[d["verdict"][verb]["possible"] for verb in ("suspend", "dump", "restore")]')" "[True, False, True]"
+  assert_contains "$(json 'd["verdict"]["dump"]["because"]')" "'$1'"
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "$2"
   refused 9 criu-failed dump "$TARGET" --images-dir "$image" --ignore-undumpable
@@ -84,7 +87,14 @@ unharmed() {
   assert_equal "$(pgrep -x stasis || true)" ""
   gpu_is_free
   nothing_left
+  # The verdict first; what is fine only if asked for.
   done_by doctor --no-trial
+  assert_equal "$(head -3 <<<"$out")" "suspend: yes
+dump: yes
+restore here: yes"
+  [[ $out != *"  green   "* ]]
+  assert_contains "$out" "-v shows them"
+  done_by doctor --no-trial -v
   assert_contains "$out" "This machine"
   assert_contains "$out" "  green   "
 }
@@ -101,6 +111,11 @@ unharmed() {
 }
 
 @test "a CRIU that is missing is red" {
+  capture stasis doctor --no-trial --criu /nonexistent
+  ((status == 1))
+  assert_contains "$out" "suspend: yes
+dump: no, because "
+  assert_contains "$(sed -n '/^This machine/{n;p;}' <<<"$out")" "  red     "
   capture stasis doctor --no-trial --criu /nonexistent --json
   ((status == 1))
   assert_equal "$(json "[f['light'] for f in d['machine'] if f['id'] == 'criu']")" "['red']"
@@ -225,7 +240,7 @@ a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.
   undumpable file-lock "--file-locks"
   capture stasis dump "$TARGET" --images-dir "$image" --json
   assert_equal "$(json '[(o["id"], o["pid"] > 0, o["override"]) for o in d["error"]["obstacles"]]')" \
-    "[('file-lock', True, '--ignore-undumpable')]"
+    "[('file-lock', True, '--ignore-obstacles')]"
   done_by dump "$TARGET" --images-dir "$image" --leave-running --file-locks
 }
 
@@ -725,7 +740,7 @@ print('in a domain:', entered[0], flush=True)"
     assert_contains "$err" "in a sandbox (a Landlock domain)"
     unharmed
     capture stasis dump "$TARGET" --images-dir "$image" --json
-    assert_equal "$(json '[(o["id"], o["override"]) for o in d["error"]["obstacles"]]')" "[('landlock', '--ignore-undumpable')]"
+    assert_equal "$(json '[(o["id"], o["override"]) for o in d["error"]["obstacles"]]')" "[('landlock', '--ignore-obstacles')]"
     assert_equal "$(pgrep -x cat --parent "$TARGET" || true)" ""
     done_by dump "$TARGET" --images-dir "$image" --leave-running --ignore-undumpable --json
     assert_contains "$(json "'; '.join(d['lost'])")" "its sandbox (a Landlock domain)"

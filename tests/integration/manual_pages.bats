@@ -31,7 +31,7 @@ completed() {
 
 @test "each verb and each of its options stands in its man page" {
   local verb option seen=0
-  for verb in $(stasis --help | awk '/^Subcommands:/ { on = 1; next } /^[A-Z]/ { on = 0 } on && /^  [a-z]/ { print $1 }'); do
+  for verb in $(stasis --help | awk '/^Verbs:/ { on = 1; next } /^[A-Z]/ { on = 0 } on && /^  [a-z]/ { print $1 }'); do
     grep -qF "stasis\\-$verb" "$DOCS/man/stasis.1"
     for option in $(stasis "$verb" --help | grep -oE '(^|,)  ?-[-a-z,]+|,--[a-z-]+' | tr -d ' ' | tr ',' '\n' | grep '^--' | sort -u); do
       grep -qF -- "\\fB${option//-/\\-}\\fR" "$DOCS/man/stasis-$verb.1"
@@ -46,7 +46,7 @@ completed() {
 
 @test "headings are those that were written" {
   assert_equal "$(grep -h '^\.SH' "$DOCS"/man/stasis*.1 | sort -u | tr '\n' ' ')" \
-    ".SH ARGUMENTS .SH DESCRIPTION .SH ENVIRONMENT .SH EXIT STATUS .SH NAME .SH OPTIONS .SH OPTIONS FOR CRIU .SH OPTIONS FOR JOBS .SH SEE ALSO .SH SYNOPSIS .SH VERBS "
+    ".SH ARGUMENTS .SH DESCRIPTION .SH ENVIRONMENT .SH EXAMPLES .SH EXIT STATUS .SH NAME .SH OPTIONS .SH OPTIONS FOR CRIU .SH OPTIONS FOR JOBS .SH SEE ALSO .SH SYNOPSIS .SH VERBS "
 }
 
 @test "man pages are without a warning" {
@@ -111,4 +111,62 @@ completed() {
   refused 2 usage --jsno ps
   refused 2 usage dump
   assert_contains "$err" "required"
+}
+
+@test "each verb has usage and three examples, and every example is one that the program takes" {
+  local verb words
+  stasis describe-command-line >"$BATS_TEST_TMPDIR/known"
+  python3 -c 'import json, sys
+for verb in json.load(sys.stdin)["verbs"]:
+    assert len(verb["examples"]) == 3, verb["name"]
+    for example in verb["examples"]:
+        print(example["command"])' <"$BATS_TEST_TMPDIR/known" >"$BATS_TEST_TMPDIR/examples"
+  # Of what a `run` starts nothing is here; all others name jobs and images that are not there.
+  while IFS= read -r words; do
+    [[ $words != "stasis run "* && $words != *"--watch"* ]] || continue
+    capture timeout 60 bash -c "cd '$BATS_TEST_TMPDIR' && $words </dev/null"
+    [[ $err != *"[usage]"* ]] || { echo "$words: $err" >&2 && return 1; }
+  done <"$BATS_TEST_TMPDIR/examples"
+  for verb in suspend dump run; do
+    capture stasis help "$verb"
+    assert_contains "$out" "Usage: stasis $verb [OPTION]... "
+    assert_contains "$out" "Examples:
+  stasis $verb "
+  done
+}
+
+@test "no help text has the names of CLI11's types, and none is wider than 80 columns" {
+  local verb
+  for verb in $(python3 -c 'import json, sys; print(*(v["name"] for v in json.load(sys.stdin)["verbs"]))' \
+    < <(stasis describe-command-line)); do
+    capture stasis "$verb" --help
+    ! grep -E 'TEXT|INT|FLOAT|UINT|\[OPTIONS\]|SUBCOMMAND|Positionals|REQUIRED|\.\.\. \.\.\.|->' <<<"$out"
+    assert_equal "$(grep -E '^.{81}' <<<"$out" || true)" ""
+  done
+}
+
+@test "help, version and their mistakes are answered" {
+  done_by help suspend
+  assert_contains "$out" "Usage: stasis suspend"
+  done_by version
+  assert_equal "${out%$'\n'}" "$(stasis -V)"
+  refused 2 usage help dmup
+  assert_contains "$err" "did you mean 'dump'?"
+  refused 2 usage suspend 1 2
+  assert_contains "$err" "one argument too many: 2"
+  refused 2 usage dump 1
+  assert_contains "$err" "DIR is required"
+  assert_contains "$err" "stasis dump [OPTION]... PID DIR"
+  refused 2 usage dump 1 x --sync twice
+  assert_contains "$err" "'twice' is none of its words: disk, none"
+  refused 2 usage run --keep 0 -D x -- true
+  assert_contains "$err" "'0' is no whole number from 1 to 1000"
+}
+
+@test "names of options from earlier versions go on working, and no page has them" {
+  refused 3 no-such-process suspend 999999 --force
+  refused 3 no-such-process dump 999999 "$image" --ignore-undumpable
+  ! grep -r -e 'ignore-undumpable' -e 'undumpable.R' "$DOCS/man" "$DOCS/completions"
+  capture stasis suspend --help
+  [[ $out != *"--force"* ]]
 }

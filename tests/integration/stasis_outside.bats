@@ -65,7 +65,7 @@ END
   through_pipe
   refused_at_dump pipe "(descriptor 1, read by process $OTHER, sleep)"
   assert_contains "$err" "stasis run --images-dir"
-  assert_contains "$err" "--ignore-undumpable"
+  assert_contains "$err" "--ignore-obstacles"
 }
 
 @test "a pipe whose other end has been closed is dumped, and so it is if the user wants it" {

@@ -184,3 +184,34 @@ END
   capture in_front "$BATS_TEST_TMPDIR/gdb"
   assert_equal "$status/$err" "0/"
 }
+
+@test "a job keeps its name over a dump and a restore, unless another one has it by then" {
+  need_root "CRIU"
+  start_named() {
+    TARGET_STATUS=$BATS_TEST_TMPDIR/status-$RANDOM
+    (exec_on_gpu setsid stasis run --name training -- stasis-workload memory --size 1M --status "$TARGET_STATUS") \
+      </dev/null >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    wait_until 60 target_is_up
+  }
+  local first status_of_first
+  start_named
+  first=$TARGET status_of_first=$TARGET_STATUS
+  done_by dump training "$image"
+  done_by inspect "$image"
+  grep -qx "name      training" <<<"$out"
+  refused 3 no-such-process suspend training
+  done_by restore "$image" --detach
+  at_end_kill "$first"
+  done_by suspend training
+  done_by resume training
+  # By its number, too.
+  done_by dump "$first" "$image-2"
+  start_named
+  done_by restore "$image-2" --detach
+  assert_contains "$err" "does not get its name training back: another job has the name training: process $TARGET"
+  done_by suspend training
+  assert_contains "$out" "process $TARGET "
+  TARGET_STATUS=$status_of_first TARGET=$first target_goes_on
+}

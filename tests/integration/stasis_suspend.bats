@@ -32,7 +32,7 @@ teardown() { end_stasis; }
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $first]")" "['checkpointed']"
   assert_equal "$(json "[p['gpu_bytes'] for p in d['processes'] if p['pid'] == $TARGET][0] >= 8 << 20")" True
   assert_equal "$(json "[(p['gpu_bytes'], p['gpu_memory'][0]['bytes'] >= 32 << 20, p['path']) for p in d['processes'] if p['pid'] == $first]")" "[(0, True, 'driver')]"
-  assert_equal "$(json "all(0 <= $(date +%s) - p['since'] < 600 for p in d['processes'])")" True
+  assert_equal "$(json "all('$(date -u -d '-10 min' +%FT%TZ)' <= p['since'] <= '$(date -u +%FT%TZ)' for p in d['processes'])")" True
   done_by resume "$first"
 }
 
@@ -548,4 +548,17 @@ END
     json 'd["error"]["code"] + d["error"]["message"] + d["error"]["remedy"]' >/dev/null
     assert_equal "$err" ""
   done
+}
+
+@test "what is suspended already, or runs already, is told so" {
+  start_target memory --size 1M
+  done_by suspend "$TARGET"
+  assert_contains "$out" "suspended process $TARGET in "
+  done_by suspend "$TARGET"
+  assert_contains "$out" "process $TARGET was suspended already"
+  done_by resume "$TARGET"
+  assert_contains "$out" "resumed process $TARGET in "
+  done_by resume "$TARGET"
+  assert_contains "$out" "process $TARGET was running already"
+  target_goes_on
 }

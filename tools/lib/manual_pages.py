@@ -14,7 +14,7 @@ SEE = {"dump": ["restore", "doctor", "inspect", "logs"], "restore": ["dump", "in
        "suspend": ["resume", "recover"], "resume": ["suspend", "recover"], "recover": ["ps"],
        "ps": ["recover", "doctor"], "doctor": ["dump"], "explain": ["logs"], "inspect": ["restore", "logs", "report"],
        "report": ["inspect", "logs"],
-       "logs": ["explain", "inspect"]}
+       "logs": ["explain", "inspect"], "config": ["doctor"]}
 # What a page says besides the options.
 BODIES = {"ps": """.PP
 PID, USER and COMMAND are those of the process. STATE is its CUDA state (running, locked, checkpointed,
@@ -38,7 +38,7 @@ def roff(text):
 
 
 def choices(option):
-    return option["choices"].strip("{}").split(",") if "choices" in option else []
+    return option.get("choices", [])
 
 
 def value_of(option):
@@ -93,6 +93,9 @@ def page(known, command, name, body=""):
             group = option["group"]
             out.append(f".SH {group.upper()}")
         out.append(option_text(option).rstrip("\n"))
+    if command["examples"]:
+        out.append(".SH EXAMPLES")
+        out += [f".TP\n.B {roff(one['command'])}\n{roff(one['text'])}" for one in command["examples"]]
     statuses = statuses.strip().removeprefix("Exit status: ")
     out.append(f".SH EXIT STATUS\n{roff(statuses)}\n`stasis explain` lists the codes of all errors.")
     out.append(".SH ENVIRONMENT\n" + roff("STASIS_LIBCUDA" + environment.rstrip(".") + ".\nSTASIS_STATE_DIR is where "

@@ -1,0 +1,121 @@
+// `stasis config`: which defaults hold here, and where each comes from.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/config.h"
+#include "cli/verbs.h"
+
+extern char** environ;
+
+namespace stasis::cli {
+namespace {
+
+using nlohmann::json;
+
+// "STASIS_CRIU" and its value, of all that begin so, sorted.
+std::vector<std::pair<std::string, std::string>> variables() {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (char** one = environ; one != nullptr && *one != nullptr; ++one) {
+    const std::string_view text = *one;
+    const std::size_t end = text.find('=');
+    if (text.starts_with("STASIS_") && end != std::string_view::npos)
+      out.emplace_back(text.substr(0, end), text.substr(end + 1));
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::string words_of(const ConfigValue& value) {
+  return fmt::format("{}", fmt::join(value.words, ", "));
+}
+
+// A value that the verb would refuse.
+std::optional<Error> check_values(CLI::App& app, const Configuration& configuration) {
+  for (const ConfigValue& value : configuration.values) {
+    for (CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+      if (!value.verb.empty() && verb->get_name() != value.verb) continue;
+      CLI::Option* option = verb->get_option_no_throw("--" + value.option);
+      if (option == nullptr) continue;
+      option->clear();
+      try {
+        option->add_result(value.words);
+        option->run_callback();
+      } catch (const CLI::ParseError& error) {
+        return Error{ErrorCode::kUsage,
+                     fmt::format("{}: {}", value.from, error.what()),
+                     fmt::format("mend {}; see `stasis {} --help`", value.from, verb->get_name()),
+                     {},
+                     {}};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+Result<int> run_config(Context& context, CLI::App& app, const std::string& verb) {
+  const Configuration configuration = read_configuration(app);
+  std::optional<Error> error = configuration.error;
+  if (!error) error = check_values(app, configuration);
+  if (error) return fail(std::move(*error));
+  json files = json::array();
+  for (const ConfigFile& file : configuration.files)
+    files.push_back({{"path", file.path},
+                     {"there", file.there},
+                     {"read", file.read},
+                     {"reason", file.why_not.empty() ? json() : json(file.why_not)}});
+  json values = json::array();
+  std::vector<std::vector<std::string>> lines = {{"VERB", "OPTION", "VALUE", "FROM"}};
+  for (const ConfigValue& value : configuration.values) {
+    if (!verb.empty() && !value.verb.empty() && value.verb != verb) continue;
+    const char* variable = variable_of(value.option);
+    const char* stronger = variable == nullptr ? nullptr : std::getenv(variable);
+    const bool overridden = stronger != nullptr && *stronger != '\0';
+    values.push_back({{"verb", value.verb.empty() ? json() : json(value.verb)},
+                      {"option", value.option},
+                      {"value", value.words},
+                      {"from", value.from},
+                      {"overridden_by", overridden ? json(variable) : json()}});
+    lines.push_back({value.verb.empty() ? "all" : value.verb, "--" + value.option, words_of(value),
+                     value.from + (overridden ? fmt::format(" ({} is stronger)", variable) : "")});
+  }
+  json environment = json::array();
+  for (const auto& [name, text] : variables()) {
+    environment.push_back({{"name", name}, {"value", text}});
+    lines.push_back({"all", name, text, "the environment"});
+  }
+  if (context.json) {
+    context.print(
+        {{"ok", true}, {"files", files}, {"values", values}, {"environment", environment}});
+    return 0;
+  }
+  for (const ConfigFile& file : configuration.files) {
+    context.terminal.out(fmt::format("{}: {}", file.path,
+                                     file.read     ? "read"
+                                     : !file.there ? "not there"
+                                                   : "not read: " + file.why_not));
+  }
+  if (lines.size() == 1)
+    context.terminal.out("no default is set; those of the program stand in `stasis VERB --help`");
+  else
+    context.terminal.out_block(table(lines, Terminal::columns()));
+  return 0;
+}
+
+}  // namespace
+
+Verb add_config(CLI::App& app) {
+  auto verb = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand(
+      "config", "show the defaults of this site and user, and where each comes from");
+  command->add_option("VERB", *verb, "only those of this verb");
+  return {command, [verb, &app](Context& context) { return run_config(context, app, *verb); },
+          false};
+}
+
+}  // namespace stasis::cli

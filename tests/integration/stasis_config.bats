@@ -1,0 +1,126 @@
+#!/usr/bin/env bats
+# Defaults of a site and of a user: which file is read, what wins, and whose file is not believed.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  CONFIG=$BATS_TEST_TMPDIR/config
+  export STASIS_CONFIG=$CONFIG
+}
+teardown() { end_stasis; }
+
+@test "a file sets defaults, a verb's section is stronger, and the command line strongest" {
+  printf 'driver-timeout = "7s"\n[dump]\ncompress = "lz4"\nsync = "none"\n' >"$CONFIG"
+  done_by config
+  assert_equal "$(head -1 <<<"$out")" "$CONFIG: read"
+  grep -qE "^all +--driver-timeout +7s +$CONFIG\$" <<<"$out"
+  grep -qE "^dump +--compress +lz4 +$CONFIG\$" <<<"$out"
+  start_target memory --size 1M
+  need_root "CRIU"
+  done_by dump "$TARGET" "$image" --leave-running
+  done_by inspect "$image" --json || ((status == 11))
+  assert_equal "$(json 'd["sync"]')" none
+  done_by dump "$TARGET" "$image-2" --leave-running --sync disk
+  done_by inspect "$image-2" --json || ((status == 11))
+  assert_equal "$(json 'd["sync"]')" disk
+}
+
+@test "the environment is stronger than a file, and that is shown" {
+  printf 'criu = "/nonexistent/criu"\n' >"$CONFIG"
+  STASIS_CRIU='' capture stasis doctor --no-trial
+  assert_contains "$out" "/nonexistent/criu"
+  STASIS_CRIU=/other/criu capture stasis doctor --no-trial
+  assert_contains "$out" "/other/criu"
+  STASIS_CRIU=/other/criu capture stasis config
+  assert_contains "$out" "STASIS_CRIU is stronger"
+}
+
+@test "a user's file is stronger than nothing, and is found by its place" {
+  unset STASIS_CONFIG
+  mkdir -p "$BATS_TEST_TMPDIR/home/.config/stasis" "$BATS_TEST_TMPDIR/other/stasis"
+  printf '[ps]\ncolumns = ["pid", "state"]\n' >"$BATS_TEST_TMPDIR/home/.config/stasis/config"
+  printf '[ps]\ncolumns = ["state", "pid"]\n' >"$BATS_TEST_TMPDIR/other/stasis/config"
+  start_target idle
+  HOME=$BATS_TEST_TMPDIR/home XDG_CONFIG_HOME='' capture stasis ps
+  assert_equal "$(head -1 <<<"$out" | tr -s ' ')" "PID STATE"
+  HOME=$BATS_TEST_TMPDIR/home XDG_CONFIG_HOME=$BATS_TEST_TMPDIR/other capture stasis ps
+  assert_equal "$(head -1 <<<"$out" | tr -s ' ')" "STATE PID"
+  HOME=$BATS_TEST_TMPDIR/home STASIS_CONFIG='' capture stasis ps
+  assert_contains "$(head -1 <<<"$out")" "COMMAND"
+}
+
+@test "an option that needs or excludes another one is left out, not an error" {
+  printf '[run]\nkeep = 7\n[dump]\nleave-running = true\n' >"$CONFIG"
+  capture stasis run -- true
+  ((status == 0))
+  start_target memory --size 1M
+  need_root "CRIU"
+  done_by dump "$TARGET" "$image" --leave-suspended
+  assert_contains "$out" "is suspended"
+  done_by resume "$TARGET"
+  done_by dump "$TARGET" "$image-2"
+  assert_contains "$out" "it runs on"
+}
+
+@test "a mistake in a file is refused with the file, and the call that sets no file goes on" {
+  printf '[dump]\ncompres = "lz4"\n' >"$CONFIG"
+  refused 2 usage ps
+  assert_contains "$err" "$CONFIG: 'dump' has no option 'compres' to set; did you mean 'compress'?"
+  refused 2 usage config
+  STASIS_CONFIG='' done_by ps
+  printf '[dmup]\ncompress = "lz4"\n' >"$CONFIG"
+  refused 2 usage ps
+  assert_contains "$err" "there is no verb 'dmup'; did you mean 'dump'?"
+  printf '[dump]\ncompress = "lzz"\n' >"$CONFIG"
+  refused 2 usage dump 1 "$image"
+  assert_contains "$err" "$CONFIG: --compress: 'lzz'"
+  refused 2 usage config
+  # Of one call alone.
+  printf 'name = "all-the-same"\n' >"$CONFIG"
+  refused 2 usage ps
+  # What the command line has wrong is not the file's.
+  printf '[dump]\ncompress = "lz4"\n' >"$CONFIG"
+  refused 2 usage dump 1 "$image" --compress lzz
+  [[ $err != *"$CONFIG"* ]]
+  capture stasis dump --help
+  ((status == 0))
+}
+
+@test "root reads no file that another user could have written, nor one that is none" {
+  need_root "files of another user"
+  local folder=$BATS_TEST_TMPDIR/theirs why
+  not_read() {
+    capture stasis config --json
+    ((status == 0))
+    assert_equal "$(json 'd["files"][0]["read"], d["values"]')" "False []"
+    capture stasis recover --all
+    assert_contains "$err" "is not read: "
+  }
+  mkdir "$folder"
+  printf 'criu = "/tmp/evil"\n' >"$folder/config"
+  export STASIS_CONFIG=$folder/config
+  done_by config
+  assert_contains "$out" "/tmp/evil"
+  chown 65533 "$folder/config"
+  not_read
+  chown 0 "$folder/config"
+  chmod 666 "$folder/config"
+  not_read
+  chmod 644 "$folder/config"
+  chown 65533 "$folder"
+  not_read
+  # A link of theirs to a file of root's.
+  ln -s "$CONFIG" "$folder/link"
+  printf 'criu = "/tmp/evil"\n' >"$CONFIG"
+  STASIS_CONFIG=$folder/link not_read
+  chown 0 "$folder"
+  chown -h 65533 "$folder/link"
+  STASIS_CONFIG=$folder/link not_read
+  # Nor does it wait for what is no file.
+  mkfifo "$folder/fifo"
+  STASIS_CONFIG=$folder/fifo not_read
+  head -c 70000 /dev/zero >"$folder/large"
+  STASIS_CONFIG=$folder/large not_read
+}
