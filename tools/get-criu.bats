@@ -238,6 +238,22 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   [ -z "$(find "$T" -maxdepth 1 -name 'criu*' ! -name criu.lock)" ]
 }
 
+@test "a mirror whose lists are past their date is said to be frozen, with what to do" {
+  need_mirror
+  [[ $(apt-config dump Acquire::Check-Valid-Until) != *'"false"'* ]] || skip "apt takes lists of any date here"
+  cp -r "$REPO" "$T/mirror"
+  cd "$T/mirror/dists/$SUITE"
+  sed -i '/^Suite:/a Valid-Until: Mon, 01 Jan 2024 00:00:00 UTC' Release
+  rm InRelease
+  gpg --homedir "$SCRATCH/gpg" --batch --quiet -u right@example.org --clearsign -o InRelease Release
+  gpgconf --homedir "$SCRATCH/gpg" --kill all
+  get_criu --force-private --prefix "$T/criu" --mirror "file:$T/mirror" --keyring "$SCRATCH/right.gpg" --suite "$SUITE"
+  [ "$status" -eq 1 ]
+  [[ $output == *"is expired"* ]]
+  [[ $output == *"a copy of an earlier day (frozen)"* ]]
+  [[ $output == *"Check-Valid-Until"* ]]
+}
+
 @test "packages signed by somebody else are refused" {
   need_mirror
   get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/wrong.gpg" --suite "$SUITE"

@@ -103,6 +103,15 @@ quietly() {
   return 1
 }
 
+# say_if_frozen LOG: what apt means by a Release file that is expired.
+say_if_frozen() {
+  if grep -qE 'Release file for .* is (expired|not valid yet)' "$1"; then
+    say "That mirror is a copy of an earlier day (frozen), or the clock here is wrong: its lists are signed, but"
+    say "their date is over. Name a mirror that is kept up to date; or, if it is frozen on purpose, tell apt so:"
+    say "  echo 'Acquire::Check-Valid-Until \"false\";' >/etc/apt/apt.conf.d/99frozen-mirror"
+  fi
+}
+
 # Seconds with tenths since a moment taken with now().
 now() { date +%s%N; }
 since() {
