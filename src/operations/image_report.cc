@@ -107,7 +107,7 @@ std::string content_text(const ContentUse& use, ContentKind kind) {
   }
   if (use.zero_bytes > 0) out += fmt::format(", {} are zeros", format_bytes(use.zero_bytes));
   if (use.duplicate_bytes > 0)
-    out += fmt::format(", {} are there already", format_bytes(use.duplicate_bytes));
+    out += fmt::format(", {} are repetitions, stored once", format_bytes(use.duplicate_bytes));
   if (use.reused_bytes > 0)
     out += fmt::format(", {} are taken over from an earlier image", format_bytes(use.reused_bytes));
   return out;

@@ -32,7 +32,8 @@ std::vector<TreeLine> tree_lines(const Manifest& manifest, std::size_t most);
 // Nothing if the image has none, or it cannot be read.
 std::optional<ContentReport> report_content(const ImageReader& image, ContentKind kind);
 
-// "16 GiB of GPU memory in 8.2 GiB (51 %), 4 GiB are zeros, 3.8 GiB are there already"
+// "16 GiB of GPU memory in 8.2 GiB (51 %), 4 GiB are zeros, 3.8 GiB are repetitions, stored
+// once"
 std::string content_text(const ContentUse& use, ContentKind kind);
 std::string content_text(const ContentReport& content);
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -142,7 +145,14 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
 
 std::string phase_meaning(std::string_view name) {
   constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+      {"base", "the earlier image is read and verified, to which this one refers"},
       {"prepare", "memory is made ready for the content of the GPU; the processes still run"},
+      {"zeros", "the GPU tells which of its memory is zeros, which is neither copied nor kept"},
+      {"mover", "the process that copies GPU memory gets its contexts"},
+      {"content", "what was copied is written to the image to its end, and gets its index"},
+      {"host memory", "large host memory is written to the image, by all processors"},
+      {"host memory back", "it is given back to the processes, which go on"},
+      {"finish", "the image gets its name"},
       {"close", "GPU work in flight is waited for, and new work held back, by the agent"},
       {"copy out",
        "the content of the GPU is copied into the processes’ own memory, past the driver"},
@@ -157,7 +167,54 @@ std::string phase_meaning(std::string_view name) {
       {"sync", "the files are brought to the disk, so that they survive a loss of power"}};
   for (const auto& [known, meaning] : kMeanings)
     if (name == known) return std::string(meaning);
-  return {};
+  return "a step of another version of Stasis";
+}
+
+// How long the processes stood still until CRIU had them in its files: from when the gate closed
+// for the last time, or the driver's lock. What a dump that lets them go on adds to it comes after
+// the image. Nothing if the phases do not say.
+std::optional<double> stood_still(const std::vector<PhaseRecord>& phases) {
+  const auto named = [](std::string_view name) {
+    return [name](const PhaseRecord& phase) { return phase.name == name; };
+  };
+  const auto closed = std::find_if(phases.rbegin(), phases.rend(), named("close"));
+  const auto from = closed != phases.rend()
+                        ? std::prev(closed.base())
+                        : std::find_if(phases.begin(), phases.end(), named("lock"));
+  const auto criu = std::find_if(phases.rbegin(), phases.rend(), named("criu"));
+  if (from == phases.end() || criu == phases.rend() || from >= criu.base()) return std::nullopt;
+  double seconds = 0;
+  for (auto phase = from; phase != criu.base(); ++phase)
+    seconds += phase->seconds;
+  return seconds;
+}
+
+// As a shell takes it.
+std::string quoted(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("/._-+,:@%=").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word)
+    out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+void set_restore(data& page, const ImageReport& image) {
+  const Manifest& manifest = image.manifest;
+  std::string command = "stasis restore --detach " + quoted(image.path);
+  std::string lead = "To bring it back, in a shell on the machine that has the image:";
+  if (is_for_a_job(manifest) && manifest.job) {
+    const std::string folder = image.path.substr(0, image.path.rfind('/'));
+    command = "stasis run --images-dir " + quoted(folder) + " --";
+    for (const std::string& word : manifest.job->command)
+      command += " " + quoted(word);
+    lead = "It is of a job. If it is the newest of its folder, this goes on from it:";
+  }
+  page.set("restore_lead", lead);
+  page.set("restore_command", shortened(command, kLongText));
 }
 
 void set_time(data& page, const Manifest& manifest) {
@@ -207,13 +264,65 @@ void set_size(data& page, const ImageReport& image) {
   page.set("size_total", format_bytes(manifest.total_bytes));
   page.set("bytes_total", grouped(manifest.total_bytes));
   page.set("size_lead",
-           fmt::format("{} in {}{}. What was on the GPU is in the memory of its process{}.",
-                       format_bytes(manifest.total_bytes),
+           fmt::format("{} in {}{}.", format_bytes(manifest.total_bytes),
                        plural(manifest.files.size(), "file", "files"),
                        manifest.sync == SyncPolicy::kDisk
                            ? ""
-                           : ", not synced to the disk when the dump ended (--sync none)",
-                       image.content ? ", but for " + content_text(*image.content) : ""));
+                           : ", not synced to the disk when the dump ended (--sync none)"));
+}
+
+std::uint64_t on_gpus(const Manifest& manifest) {
+  std::uint64_t bytes = 0;
+  for (const ProcessRecord& process : manifest.processes)
+    bytes += gpu_bytes(process);
+  return bytes;
+}
+
+// In CRIU's files and beside them.
+std::uint64_t host_bytes(const ImageReport& image) {
+  std::uint64_t bytes = 0;
+  for (const ImagePart& part : image.parts) {
+    if (part.what.starts_with("memory of process ") || part.what == "shared memory")
+      bytes += part.bytes;
+  }
+  return bytes;
+}
+
+data memory_row(const std::string& what, const std::string& where, const ContentUse* use,
+                std::uint64_t bytes) {
+  const auto text = [&](std::uint64_t ContentUse::*part) {
+    return use == nullptr ? std::string() : format_bytes(use->*part);
+  };
+  data row;
+  row.set("what", what);
+  row.set("where", where);
+  row.set("bytes", format_bytes(use == nullptr ? bytes : use->bytes));
+  row.set("stored", text(&ContentUse::stored_bytes));
+  row.set("zeros", text(&ContentUse::zero_bytes));
+  row.set("repetitions", text(&ContentUse::duplicate_bytes));
+  row.set("reused", text(&ContentUse::reused_bytes));
+  return row;
+}
+
+void set_memory(data& page, const ImageReport& image) {
+  list rows;
+  std::uint64_t by_driver = on_gpus(image.manifest);
+  if (image.content) {
+    rows.push_back(memory_row("GPU memory", "files of its own, copied past the driver",
+                              &image.content->all, 0));
+    by_driver -= std::min(by_driver, image.content->all.bytes);
+  }
+  if (by_driver > 0 || !image.content) {
+    rows.push_back(memory_row(image.content ? "GPU memory, the rest" : "GPU memory",
+                              "in the memory of its process, where the driver put it, contexts too",
+                              nullptr, by_driver));
+  }
+  if (image.host_content) {
+    rows.push_back(memory_row("Host memory, large", "files of its own, written by all processors",
+                              &image.host_content->all, 0));
+  }
+  rows.push_back(memory_row("Host memory", "CRIU’s files", nullptr, host_bytes(image)));
+  page.set("memory", data(rows));
 }
 
 // ---- Processes and GPUs
@@ -225,7 +334,7 @@ data badge(std::string_view kind, const std::string& text) {
   return out;
 }
 
-data process_row(const ProcessRecord& process, bool too_deep) {
+data process_row(const ProcessRecord& process, std::uint64_t host, bool too_deep) {
   const std::string command = command_text(process);
   const std::uint64_t bytes = gpu_bytes(process);
   const std::string state =
@@ -252,20 +361,28 @@ data process_row(const ProcessRecord& process, bool too_deep) {
   row.set("full_command", shortened(command, kLongCommand));
   row.set("cuda", process.cuda ? state : "no");
   row.set("gpu_memory", bytes > 0 ? format_bytes(bytes) : process.cuda ? "unknown" : "–");
+  row.set("host_memory", host > 0 ? format_bytes(host) : "–");
   row.set("threads", process.threads.empty() ? "–" : std::to_string(process.threads.size() + 1));
   row.set("ports", ports.empty() ? "–" : ports);
   row.set("badges", data(badges));
   return row;
 }
 
-void set_processes(data& page, const Manifest& manifest) {
+void set_processes(data& page, const ImageReport& image) {
+  const Manifest& manifest = image.manifest;
+  // Once for all: there may be a million parts.
+  std::map<std::string_view, std::uint64_t> host;
+  for (const ImagePart& part : image.parts)
+    host[part.what] += part.bytes;
   const std::vector<TreeLine> lines = tree_lines(manifest, kMostRows);
   const auto depth_at = [&](std::size_t i) {
     return i < lines.size() ? std::min(lines[i].depth, kDeepest) : 0;
   };
   list rows;
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    data row = process_row(*lines[i].process, lines[i].depth > kDeepest);
+    const ProcessRecord& process = *lines[i].process;
+    const auto its = host.find(fmt::format("memory of process {}", process.pid.value));
+    data row = process_row(process, its == host.end() ? 0 : its->second, lines[i].depth > kDeepest);
     // The list of its children begins, or its own item ends, with those that it was the last of.
     const std::size_t depth = depth_at(i);
     const std::size_t next = depth_at(i + 1);
@@ -408,13 +525,15 @@ void set_facts(data& page, const ImageReport& image) {
   double seconds = 0;
   for (const PhaseRecord& phase : manifest.phases)
     seconds += phase.seconds;
-  std::uint64_t on_gpus = 0;
+  const std::uint64_t gpu = on_gpus(manifest);
   std::size_t cuda = 0;
-  for (const ProcessRecord& process : manifest.processes) {
-    on_gpus += gpu_bytes(process);
+  for (const ProcessRecord& process : manifest.processes)
     cuda += process.cuda ? 1 : 0;
-  }
   list facts;
+  const auto still = stood_still(manifest.phases);
+  facts.push_back(still ? fact("Stood still", format_seconds(Seconds(*still)),
+                               "until CRIU had the processes in its files")
+                        : fact("Stood still", "–", "no times recorded"));
   facts.push_back(fact("Size", format_bytes(manifest.total_bytes),
                        "in " + plural(manifest.files.size(), "file", "files")));
   facts.push_back(manifest.phases.empty()
@@ -423,8 +542,12 @@ void set_facts(data& page, const ImageReport& image) {
                              "in " + plural(manifest.phases.size(), "phase", "phases")));
   facts.push_back(fact("Processes", std::to_string(manifest.processes.size()),
                        fmt::format("{} with CUDA", cuda)));
-  facts.push_back(fact("GPU memory", on_gpus > 0 ? format_bytes(on_gpus) : "–",
-                       on_gpus > 0 ? "held before the dump" : "not recorded"));
+  facts.push_back(fact("GPU memory", gpu > 0 ? format_bytes(gpu) : "–",
+                       gpu > 0 ? "held before the dump" : "not recorded"));
+  const std::uint64_t host = host_bytes(image);
+  facts.push_back(fact("Host memory", host > 0 ? format_bytes(host) : "–",
+                       image.content ? "in the image, without the GPU’s"
+                                     : "in the image, with what the driver put there"));
   facts.push_back(fact("GPUs", std::to_string(manifest.gpus.size()),
                        manifest.gpus.empty() ? "" : shortened(manifest.gpus.front().name, 40)));
   const std::string made = moment(manifest.created);
@@ -454,11 +577,13 @@ std::string render_page(const Subject& subject) {
   for (const ProcessRecord& process : image.manifest.processes)
     if (process.pid == image.manifest.root)
       page.set("root_command", shortened(command_text(process), 200));
+  set_restore(page, image);
   set_facts(page, image);
   set_checks(page, image, subject.verified);
   set_time(page, image.manifest);
   set_size(page, image);
-  set_processes(page, image.manifest);
+  set_memory(page, image);
+  set_processes(page, image);
   set_gpus(page, image.manifest);
   set_machines(page, image);
   set_options(page, image.manifest.criu_options);

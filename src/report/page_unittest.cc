@@ -96,6 +96,58 @@ TEST(Page, SaysWhatTheImageHolds) {
   EXPECT_THAT(page, Not(HasSubstr("{{")));
 }
 
+// What a person comes for stands first: how to bring it back, and how long it stood still.
+TEST(Page, BeginsWithTheCommandAndTheDowntime) {
+  ImageReport image = small_image();
+  std::string page = page_of(image);
+  EXPECT_THAT(page, HasSubstr(">stasis restore --detach /images/job<"));
+  EXPECT_LT(page.find("stasis restore --detach"), page.find("id=\"checks\""));
+  EXPECT_THAT(page, HasSubstr("Stood still</dt><dd><span class=\"figure\">910 ms"));
+  image.path = "/images/it's a job";
+  EXPECT_THAT(page_of(image), HasSubstr("/images/it"));
+  EXPECT_THAT(page_of(image), HasSubstr("--detach &apos;"));
+  // A gate that was opened once more counts from its last close; a dump without CRIU's phase not.
+  image.manifest.phases = {
+      {"close", 5}, {"prepare", 1}, {"close", 0.25}, {"criu", 0.25}, {"sync", 9}};
+  EXPECT_THAT(page_of(image), HasSubstr("Stood still</dt><dd><span class=\"figure\">500 ms"));
+  image.manifest.phases = {{"lock", 1}};
+  EXPECT_THAT(page_of(image), HasSubstr("Stood still</dt><dd><span class=\"figure\">–"));
+}
+
+TEST(Page, OfAJobNamesTheLineThatGoesOn) {
+  ImageReport image = small_image();
+  image.manifest.job = JobRecord{{"python3", "my train.py"}, {}};
+  image.manifest.files.push_back({"criu/stasis-shm-index.json", 1, ""});
+  EXPECT_THAT(page_of(image),
+              HasSubstr("stasis run --images-dir /images -- python3 &apos;my train.py&apos;"));
+}
+
+TEST(Page, SaysWhereMemoryIs) {
+  ImageReport image = small_image();
+  std::string page = page_of(image);
+  EXPECT_THAT(page,
+              HasSubstr("in the memory of its process, where the driver put it, contexts too"));
+  EXPECT_THAT(page, HasSubstr("data-label=\"In use\">2.00 GiB"));
+  image.content = ContentReport{};
+  image.content->all = {2ULL << 30, 1ULL << 29, 1ULL << 28, 1ULL << 30, 0, 1ULL << 30};
+  page = page_of(image);
+  EXPECT_THAT(page, HasSubstr("files of its own, copied past the driver"));
+  EXPECT_THAT(page, HasSubstr("data-label=\"Zeros\">512 MiB"));
+  EXPECT_THAT(page, Not(HasSubstr("where the driver put it")));
+}
+
+TEST(Page, ExplainsEveryPhaseThatADumpHas) {
+  ImageReport image = small_image();
+  image.manifest.phases.clear();
+  for (const char* name : {"base", "criu start", "prepare", "zeros", "close", "copy out", "mover",
+                           "content", "empty", "lock", "checkpoint", "criu", "host memory",
+                           "host memory back", "finish", "checksums", "sync"})
+    image.manifest.phases.push_back({name, 0.1});
+  EXPECT_THAT(page_of(image), Not(HasSubstr("of another version")));
+  image.manifest.phases.push_back({"unheard of", 0.1});
+  EXPECT_THAT(page_of(image), HasSubstr("of another version"));
+}
+
 TEST(Page, SaysWhatStandsInTheWay) {
   ImageReport image = small_image();
   image.manifest.simulated = true;

@@ -229,10 +229,10 @@ print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
   assert_equal "$(json '[c["ok"] for c in d["checks"] if c["id"] == "checksums"]')" "[True]"
   assert_equal "$(json 'd["gpu_content"]["bytes"]')" $((2 * (40 * 65536 + 5000)))
   capture stasis inspect "$image"
-  [[ $out == *"content "*"5.01 MiB of GPU memory in "*" are zeros, "*" are there already"*"process 100: "* ]]
+  [[ $out == *"content "*"5.01 MiB of GPU memory in "*" are zeros, "*" are repetitions, stored once"*"process 100: "* ]]
   capture stasis report "$image" -o "$BATS_TEST_TMPDIR/report.html"
   grep -q "GPU content of process 100" "$BATS_TEST_TMPDIR/report.html"
-  grep -q "but for 5.01 MiB of GPU memory" "$BATS_TEST_TMPDIR/report.html"
+  grep -q '<th scope="row">GPU memory</th><td class="n" data-label="In use">5.01 MiB<' "$BATS_TEST_TMPDIR/report.html"
   # What is damaged is not shown, and said.
   flip gpu/index 100
   capture stasis inspect "$image" --json
