@@ -19,6 +19,11 @@ import zipfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.dirname(HERE)
 
+CLASSIFIERS = ("Development Status :: 4 - Beta", "Environment :: GPU :: NVIDIA CUDA", "Intended Audience :: Developers",
+               "Intended Audience :: Science/Research", "Intended Audience :: System Administrators",
+               "License :: OSI Approved :: MIT License", "Operating System :: POSIX :: Linux",
+               "Programming Language :: C++", "Programming Language :: Python :: 3", "Topic :: System :: Systems Administration",
+               "Typing :: Typed")
 SUMMARY = "Transparent checkpoint and restore of running CUDA programs"
 
 
@@ -31,7 +36,8 @@ def metadata():
     with open(os.path.join(SOURCE, "docs", "python.md"), encoding="utf-8") as file:
         description = file.read()
     return (f"Metadata-Version: 2.1\nName: stasis\nVersion: {version()}\nSummary: {SUMMARY}\nLicense: MIT\n"
-            "Requires-Python: >=3.9\nClassifier: Operating System :: POSIX :: Linux\n"
+            "Requires-Python: >=3.9\nKeywords: CUDA,GPU,checkpoint,restore,suspend,CRIU\n"
+            + "".join(f"Classifier: {one}\n" for one in CLASSIFIERS) +
             f"Description-Content-Type: text/markdown\n\n{description}")
 
 

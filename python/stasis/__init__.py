@@ -71,6 +71,8 @@ from ._errors import (
     WrongState,
     Zombie,
 )
+from ._program import Check, CudaProcess, Diagnosis, Job, doctor, ps, run, verify
+from ._progress import ProgressBar
 from ._stasis import version as _version
 
 __version__ = _version()

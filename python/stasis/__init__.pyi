@@ -2,7 +2,8 @@
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Protocol, Sequence, SupportsIndex, Tuple, TypeVar, Union
+from subprocess import Popen
+from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Protocol, Sequence, SupportsIndex, TextIO, Tuple, TypeVar, Union
 
 __version__: str
 
@@ -162,7 +163,32 @@ class _Handle:
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> Report: ...
-    def dump(self, images_dir: _Path, **options: Any) -> Report: ...
+    def dump(
+        self,
+        images_dir: _Path,
+        *,
+        after: Literal["end", "running", "suspended"] = ...,
+        timeout_ms: SupportsIndex = ...,
+        overwrite: bool = ...,
+        sync: bool = ...,
+        ignore_obstacles: bool = ...,
+        ignore_undumpable: bool = ...,
+        criu: Optional[_Path] = ...,
+        shell_job: bool = ...,
+        tcp_established: bool = ...,
+        tcp_close: bool = ...,
+        file_locks: bool = ...,
+        link_remap: bool = ...,
+        ext_unix_sk: bool = ...,
+        ghost_limit: SupportsIndex = ...,
+        manage_cgroups: _Cgroups = ...,
+        network_lock: Literal["iptables", "nftables", "skip"] = ...,
+        external: Sequence[str] = ...,
+        compress: Literal["none", "lz4", "zstd"] = ...,
+        base: Optional[_Path] = ...,
+        progress: Optional[_Progress] = ...,
+        note: Optional[_Note] = ...,
+    ) -> Report: ...
     def suspended(
         self: _Self,
         timeout_ms: SupportsIndex = ...,
@@ -194,6 +220,89 @@ class Group(_Handle):
     ) -> None: ...
     def unlock(self) -> None: ...
     def locked(self, timeout_ms: SupportsIndex = ...) -> AbstractContextManager[Group]: ...
+
+@dataclass(frozen=True)
+class CudaProcess:
+    pid: int
+    user: Optional[str]
+    state: str
+    path: Optional[str]
+    gpu_bytes: int
+    since: Optional[str]
+    operation: Optional[str]
+    name: Optional[str]
+    command: str
+    json: Dict[str, Any] = ...
+
+@dataclass(frozen=True)
+class Check:
+    id: str
+    light: str
+    what: str
+    remedy: Optional[str]
+
+@dataclass(frozen=True)
+class Diagnosis:
+    suspend: bool
+    dump: bool
+    restore: bool
+    machine: Tuple[Check, ...]
+    processes: Tuple[Check, ...]
+    json: Dict[str, Any] = ...
+    @property
+    def reasons(self) -> Tuple[Check, ...]: ...
+
+class Job:
+    name: str
+    process: Optional[Popen[Any]]
+    def __init__(self, name: str, process: Optional[Popen[Any]] = ...) -> None: ...
+    @property
+    def processes(self) -> List[CudaProcess]: ...
+    def suspend(
+        self, timeout_ms: SupportsIndex = ..., *, ignore_obstacles: bool = ..., note: Optional[_Note] = ...
+    ) -> Report: ...
+    def resume(self, *, note: Optional[_Note] = ...) -> Report: ...
+    def dump(
+        self,
+        images_dir: _Path,
+        *,
+        after: Literal["end", "running", "suspended"] = ...,
+        timeout_ms: SupportsIndex = ...,
+        overwrite: bool = ...,
+        compress: Literal["none", "lz4", "zstd"] = ...,
+        base: Optional[_Path] = ...,
+        note: Optional[_Note] = ...,
+    ) -> Report: ...
+    def wait(self, timeout: Optional[float] = ...) -> int: ...
+
+def ps() -> List[CudaProcess]: ...
+def doctor(
+    target: Union[None, SupportsIndex, str, Job] = ...,
+    *,
+    images_dir: Optional[_Path] = ...,
+    trial: bool = ...,
+    criu: Optional[_Path] = ...,
+) -> Diagnosis: ...
+def verify(images_dir: _Path) -> Dict[str, Any]: ...
+def run(
+    command: Sequence[_Path],
+    *,
+    name: Optional[str] = ...,
+    images_dir: Optional[_Path] = ...,
+    every: Optional[float] = ...,
+    grace: Optional[float] = ...,
+    keep: Optional[SupportsIndex] = ...,
+    on_signal: Optional[Sequence[str]] = ...,
+    best_effort: bool = ...,
+    **popen: Any,
+) -> Job: ...
+
+class ProgressBar:
+    def __init__(self, file: Optional[TextIO] = ...) -> None: ...
+    def __enter__(self) -> ProgressBar: ...
+    def __exit__(self, *_: object) -> None: ...
+    def __call__(self, phase: str, done: int, total: int) -> None: ...
+    def close(self) -> None: ...
 
 class Error(RuntimeError):
     code: str

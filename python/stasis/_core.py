@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from typing import Literal
 
 from . import _checks, _errors, _stasis
@@ -145,7 +146,7 @@ class Recovered:
 
 def _process_report(given):
     state = given.get("state")
-    return ProcessReport(given["pid"], given["command"], given["cuda"], state, given.get("gpu_bytes", 0))
+    return ProcessReport(given["pid"], given["command"], given["cuda"], state, given.get("gpu_bytes") or 0)
 
 
 def _cuda_pids(members):
@@ -382,10 +383,13 @@ def recover(pid=None, *, note=None):
             tuple(map(_process_report, one["processes"])),
             one["finished"],
             one["image_kept"],
-            one.get("outcome", ""),
+            one.get("outcome") or "",
         )
         for one in json.loads(_open_session().recover(number, note))["recovered"]
     ]
+
+
+_dump = dump  # a method has its name
 
 
 def _start_ticks(pid):
@@ -447,9 +451,15 @@ class _Handle:
         )
 
     def dump(self, images_dir, **options):
-        """stasis.dump() of this process and all below it."""
+        """stasis.dump() of this process and all below it, with the same options."""
         self._check_identity()
         return dump(self._pid, images_dir, **options)
+
+    # With the names of all options, for help() and editors.
+    _options = [*signature(_dump).parameters.values()][1:]
+    _all = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *_options]
+    setattr(dump, "__signature__", signature(_dump).replace(parameters=_all))
+    del _options, _all
 
     def _check_identity(self):
         raise NotImplementedError

@@ -3,6 +3,46 @@
 from __future__ import annotations
 
 import json
+import re
+
+# What a remedy of the command line is called here. `stasis run`, `explain` and others have no function.
+_OPTIONS = {
+    "--ignore-obstacles": "ignore_obstacles=True",
+    "--ignore-undumpable": "ignore_undumpable=True",
+    "--force": "overwrite=True",
+    "--timeout": "timeout_ms=...",
+    "--device-map": "gpu_mapping=...",
+    "--leave-running": 'after="running"',
+    "--leave-suspended": 'after="suspended"',
+    "--tcp-established": "tcp_established=True",
+    "--tcp-close": "tcp_close=True",
+    "--file-locks": "file_locks=True",
+    "--ext-unix-sk": "ext_unix_sk=True",
+    "--shell-job": "shell_job=True",
+    "--ghost-limit": "ghost_limit=...",
+    "--driver-timeout": "stasis.configure(answer_timeout_ms=..., work_timeout_ms=...)",
+    "--path": "path=...",
+}
+_VERBS = ("doctor", "ps", "suspend", "resume", "dump", "recover", "inspect", "verify")
+
+
+def in_python(remedy):
+    """A remedy of the command line in words of this package: options as arguments, verbs as functions."""
+
+    def call(found):
+        verb, argument = found[1], (found[2] or "").strip()
+        argument = "" if argument == "--all" else argument
+        if argument and not re.fullmatch(r"[0-9]+|PID", argument):
+            return found[0]  # it has options, or a path: that line is for a shell
+        return f"`stasis.{verb}({argument.lower()})`"
+
+    def words(text):
+        return re.sub(r"--[a-z][-a-z]*", lambda option: _OPTIONS.get(option[0], option[0]), text)
+
+    said = re.sub(rf"`stasis ({'|'.join(_VERBS)})( [^`]*)?`", call, remedy)
+    # What is in quotes still is a line for a shell.
+    parts = re.split(r"(`stasis [^`]*`)", said)
+    return "".join(part if part.startswith("`stasis ") else words(part) for part in parts)
 
 
 class Error(RuntimeError):
@@ -266,7 +306,21 @@ def make(code, message, remedy, driver_number, driver_name, driver_text, as_json
     """For the extension module. A code that a newer library has is an Error with that code."""
     cls = BY_CODE.get(code, Error)
     obstacles = json.loads(as_json).get("error", {}).get("obstacles", ())
-    error = cls(message, remedy, driver_number, driver_name, driver_text, obstacles)
+    error = cls(message, in_python(remedy), driver_number, driver_name, driver_text, obstacles)
     if cls is Error:
         error.code = code
     return error
+
+
+def from_json(error):
+    """Of the error that `stasis --json` prints."""
+    driver = error.get("driver") or {}
+    return make(
+        error["code"],
+        error["message"],
+        error["remedy"],
+        driver.get("number", 0),
+        driver.get("name", ""),
+        driver.get("text", ""),
+        json.dumps({"error": error}),
+    )

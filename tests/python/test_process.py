@@ -59,7 +59,7 @@ class Calls(harness.Case):
             self.assertEqual(caught.exception.code, "wrong-state")
             self.assertEqual(caught.exception.driver_name, "CUDA_ERROR_ILLEGAL_STATE")
             self.assertIn("CUDA_ERROR_ILLEGAL_STATE", str(caught.exception))
-            self.assertIn(f"`stasis recover {target.pid}`", caught.exception.remedy)
+            self.assertIn(f"`stasis.recover({target.pid})`", caught.exception.remedy)
         self.assertEqual(process.state, "running")
         process.lock()
         with self.assertRaises(stasis.WrongState):

@@ -1,0 +1,187 @@
+"""What needs the program `stasis`: ps(), doctor(), verify(), run(), jobs by name; remedies; the bar; the example."""
+
+import inspect
+import io
+import os
+import signal
+import subprocess
+import sys
+import types
+import unittest.mock
+
+import harness
+import stasis
+from stasis import _errors
+
+
+class Program(harness.Case):
+    def setUp(self):
+        os.environ["STASIS_BIN"] = os.path.join(harness.BIN, "stasis")
+
+    def job(self, name, **more):
+        folder = self.folder()
+        status = os.path.join(folder, "status")
+        with open(os.path.join(folder, "log"), "wb") as log:
+            job = stasis.run(
+                [os.path.join(harness.BIN, "stasis-workload"), "memory", "--size", "4M", "--status", status],
+                name=name, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "LD_LIBRARY_PATH": harness.SIM}, **more)
+        self.addCleanup(job.wait, 60)
+        self.addCleanup(job.process.kill)
+        harness.wait_until(lambda: os.path.exists(status))
+        return job
+
+    def test_a_job_is_found_by_its_name(self):
+        job = self.job("trainer")
+        self.assertEqual(repr(job), "stasis.Job('trainer')")
+        (one,) = job.processes
+        self.assertEqual((one.pid, one.name, one.state), (job.process.pid, "trainer", "running"))
+        self.assertRegex(one.since, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        report = stasis.Job("trainer").suspend(timeout_ms=5000)
+        self.assertEqual([process.state for process in report.processes], ["checkpointed"])
+        self.assertEqual(job.processes[0].state, "checkpointed")
+        self.assertEqual(job.resume().processes[0].state, "running")
+        with self.assertRaises(stasis.NoSuchProcess) as caught:
+            stasis.Job("other").suspend()
+        self.assertIn("`stasis.ps()`", caught.exception.remedy)
+
+    def test_ps_doctor_and_verify(self):
+        target = self.target()
+        (one,) = [one for one in stasis.ps() if one.pid == target.pid]
+        self.assertEqual((one.state, one.name, one.operation), ("running", None, None))
+        found = stasis.doctor(target.pid, trial=False)
+        self.assertTrue(found.suspend)
+        self.assertTrue(any(check.id == "cuda-state" and check.light == "green" for check in found.processes))
+        self.assertEqual(found.reasons, ())
+        found = stasis.doctor(trial=False, criu="/nonexistent")
+        self.assertEqual((found.suspend, found.dump, found.restore), (True, False, False))
+        self.assertEqual([check.id for check in found.reasons], ["criu"])
+        with self.assertRaises(stasis.NoSuchProcess):
+            stasis.doctor(2147483647, trial=False)
+        with self.assertRaises(stasis.ImageIncomplete):
+            stasis.verify("/nonexistent")
+        if os.geteuid() != 0:
+            return
+        images = os.path.join(self.folder(), "images")
+        notes = []
+        stasis.dump(target.pid, images, after="running")
+        self.assertEqual(stasis.verify(images)["images_dir"], images)
+        job = self.job("saved")
+        report = job.dump(images + "-2", after="running", note=notes.append)
+        self.assertEqual(report.images_dir, images + "-2")
+        with self.assertRaises(stasis.ImageExists) as caught:
+            job.dump(images + "-2", after="running")
+        self.assertIn("overwrite=True", caught.exception.remedy)
+
+    def test_wrong_arguments(self):
+        with self.assertRaises(TypeError):
+            stasis.run("python3 train.py")
+        with self.assertRaises(ValueError):
+            stasis.run(["true"], every=10)
+        with self.assertRaises(TypeError):
+            stasis.Job(17)
+        with self.assertRaises(ValueError):
+            stasis.Job("x").dump("/nonexistent", after="gone")
+        with self.assertRaises(ValueError):
+            stasis.Job("x").wait()
+        with unittest.mock.patch.dict(os.environ, STASIS_BIN="/nonexistent/stasis"):
+            with self.assertRaisesRegex(FileNotFoundError, "STASIS_BIN"):
+                stasis.ps()
+
+    def test_the_example_saves_itself(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root: CRIU")
+        folder = self.folder()
+        example = os.path.join(harness.SOURCE, "examples", "save-from-inside", "train.py")
+        with open(os.path.join(folder, "log"), "wb") as log:
+            done = subprocess.run(
+                [os.path.join(harness.BIN, "stasis"), "run", "--", sys.executable, example,
+                 "--steps", "5", "--every", "3"],
+                cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, timeout=120, check=False,
+                env={**os.environ, "LD_LIBRARY_PATH": harness.SIM})
+        with open(os.path.join(folder, "log"), encoding="utf-8") as log:
+            said = log.read()
+        self.assertEqual((done.returncode, said.splitlines()[-5:]), (0, [f"step {n}" for n in range(1, 6)]), said)
+        back = stasis.restore(os.path.join(folder, "images", "step-3"))
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(back.pid, 0)[1]), 0)
+        with open(os.path.join(folder, "log"), encoding="utf-8") as log:
+            self.assertEqual(log.read().splitlines()[-2:], ["step 4", "step 5"])
+
+
+class Words(harness.Case):
+    def test_remedies_are_in_terms_of_python(self):
+        for remedy, expected in {
+            "if you know better: --ignore-obstacles": "if you know better: ignore_obstacles=True",
+            "another directory, or `--force`": "another directory, or `overwrite=True`",
+            "`stasis ps` shows the names": "`stasis.ps()` shows the names",
+            "`stasis recover 12` mends it": "`stasis.recover(12)` mends it",
+            "run `stasis recover --all`": "run `stasis.recover()`",
+            "`stasis doctor PID` tells": "`stasis.doctor(pid)` tells",
+            "start it under `stasis run --images-dir`": "start it under `stasis run --images-dir`",
+            "unshare --pid --fork stasis restore ...": "unshare --pid --fork stasis restore ...",
+        }.items():
+            self.assertEqual(_errors.in_python(remedy), expected)
+
+    def test_no_error_of_the_library_names_an_option_that_this_package_has(self):
+        target = self.target("managed")
+        with self.assertRaises(stasis.NotSupported) as caught:
+            stasis.suspend(target.pid)
+        self.assertIn("ignore_obstacles=True", caught.exception.remedy)
+        self.assertNotIn("--ignore-obstacles", str(caught.exception))
+
+    def test_process_dump_has_named_options(self):
+        options = inspect.signature(stasis.Process.dump).parameters
+        self.assertEqual(list(options)[:2], ["self", "images_dir"])
+        self.assertEqual(list(options)[2:], list(inspect.signature(stasis.dump).parameters)[2:])
+        with self.assertRaises(TypeError):
+            stasis.Process(self.target().pid).dump("/nonexistent", no_such_option=True)
+
+
+class Bar(harness.Case):
+    def test_without_tqdm_a_line_on_a_terminal_and_nothing_elsewhere(self):
+        class Terminal(io.StringIO):
+            def isatty(self):
+                return True
+
+        with unittest.mock.patch.dict(sys.modules, {"tqdm": None, "tqdm.auto": None}), \
+                unittest.mock.patch("stasis._progress._FIRST", 0):
+            with stasis.ProgressBar(Terminal()) as show:
+                show("checksums", 1 << 20, 2 << 20)
+                said = show._file.getvalue()
+                self.assertIn("checksums     50%  1 MiB", said)
+            with stasis.ProgressBar(io.StringIO()) as show:
+                show("checksums", 1, 2)
+                self.assertEqual(show._file.getvalue(), "")
+
+    def test_by_tqdm_where_it_is(self):
+        made = []
+
+        class Tqdm:
+            def __init__(self, **given):
+                self.n, self.total, self.given, self.closed = 0, given["total"], given, False
+                made.append(self)
+
+            def update(self, more):
+                self.n += more
+
+            def close(self):
+                self.closed = True
+
+        auto = types.SimpleNamespace(tqdm=Tqdm)
+        with unittest.mock.patch.dict(sys.modules, {"tqdm": types.SimpleNamespace(auto=auto), "tqdm.auto": auto}), \
+                unittest.mock.patch("stasis._progress._FIRST", 0):
+            with stasis.ProgressBar() as show:
+                show("write", 1, 4)
+                show("write", 3, 4)
+                show("checksums", 2, 0)
+        self.assertEqual([(one.n, one.given["desc"], one.closed) for one in made], [(3, "write", True), (2, "checksums", True)])
+
+    def test_a_quick_phase_shows_nothing(self):
+        with stasis.ProgressBar(io.StringIO()) as show:
+            show("write", 1, 2)
+            self.assertIsNone(show._bar)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    harness.main()
