@@ -9,6 +9,7 @@
 #include "image/checksum.h"
 #include "image/content.h"
 #include "image/content_format.h"
+#include "image/directory.h"
 
 namespace stasis {
 namespace {
@@ -17,11 +18,8 @@ using namespace content_format;  // NOLINT(google-build-using-namespace): consta
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
-constexpr const char* kDamaged =
-    "the image is damaged: restore from another one, or copy it again from where it came from";
-
 tl::unexpected<Error> wrong(std::string what) {
-  return fail(ErrorCode::kImageCorrupt, "gpu/index: " + std::move(what), kDamaged);
+  return corrupt_image("gpu/index: " + std::move(what));
 }
 
 class Writer {

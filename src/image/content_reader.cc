@@ -24,16 +24,9 @@ namespace {
 
 using namespace content_format;  // NOLINT(google-build-using-namespace): constants only
 
-constexpr const char* kRemedy =
-    "the image is damaged: restore from another one, or copy it again from where it came from";
-
 // Of one system call. What comes from the page cache is best hashed while it is in the processor's.
 constexpr std::size_t kRunFromCache = 256U << 10;
 constexpr std::size_t kRunFromDisk = 4U << 20;
-
-tl::unexpected<Error> corrupt(std::string message) {
-  return fail(ErrorCode::kImageCorrupt, std::move(message), kRemedy);
-}
 
 struct DataFile {
   UniqueFd file;
@@ -42,21 +35,11 @@ struct DataFile {
 
 Result<DataFile> open_data(const UniqueFd& dir, const std::string& path, std::uint64_t size,
                            bool direct) {
-  const int flags = O_RDONLY | O_NONBLOCK | O_NOFOLLOW;
   DataFile data;
-  auto file = open_beneath(dir, path, flags);
-  if (!file) {
-    if (file.error().code == ErrorCode::kImageCorrupt) file.error().remedy = kRemedy;
-    return fail(std::move(file.error()));
-  }
-  data.file = std::move(*file);
   struct stat info = {};
-  if (::fstat(data.file.get(), &info) != 0) {
-    return fail(errno_error("cannot look at " + path, errno));
-  }
-  if (!S_ISREG(info.st_mode)) return corrupt(path + " is no regular file");
+  STASIS_TRY_ASSIGN(data.file, open_regular(dir, path, info));
   if (static_cast<std::uint64_t>(info.st_size) != size) {
-    return corrupt(fmt::format("{} has {} bytes, expected {}", path, info.st_size, size));
+    return corrupt_image(fmt::format("{} has {} bytes, expected {}", path, info.st_size, size));
   }
   // Without it the same descriptor reads through the page cache.
   data.direct = direct && ::fcntl(data.file.get(), F_SETFL, O_DIRECT) == 0;
@@ -65,28 +48,20 @@ Result<DataFile> open_data(const UniqueFd& dir, const std::string& path, std::ui
 
 Result<std::vector<std::byte>> read_index(const UniqueFd& dir, const std::string& path,
                                           const ContentRecord& expected) {
-  auto file = open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file) {
-    if (file.error().code == ErrorCode::kImageCorrupt) file.error().remedy = kRemedy;
-    return fail(std::move(file.error()));
-  }
   struct stat info = {};
-  if (::fstat(file->get(), &info) != 0) {
-    return fail(errno_error("cannot look at " + path, errno));
-  }
-  if (!S_ISREG(info.st_mode)) return corrupt(path + " is no regular file");
+  STASIS_TRY_ASSIGN(const auto file, open_regular(dir, path, info));
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (size != expected.index_size || size > kMaxIndex) {
-    return corrupt(fmt::format("{} has {} bytes, expected {}, at most {}", path, size,
-                               expected.index_size, kMaxIndex));
+    return corrupt_image(fmt::format("{} has {} bytes, expected {}, at most {}", path, size,
+                                     expected.index_size, kMaxIndex));
   }
   std::vector<std::byte> bytes(size);
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t got = TEMP_FAILURE_RETRY(
-        ::pread(file->get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done)));
+        ::pread(file.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done)));
     if (got < 0) return fail(read_error("cannot read " + path, errno));
     if (got == 0)
-      return corrupt(fmt::format("{} ends after {} bytes, expected {}", path, done, size));
+      return corrupt_image(fmt::format("{} ends after {} bytes, expected {}", path, done, size));
     done += static_cast<std::size_t>(got);
   }
   return bytes;
@@ -159,7 +134,7 @@ std::string ContentReader::State::describe(const Place& place) const {
 
 tl::unexpected<Error> ContentReader::State::damaged(const Place& place,
                                                     std::string_view what) const {
-  return corrupt(
+  return corrupt_image(
       fmt::format("{}: {} {}", content_data_path(kind, chunk(place).file), describe(place), what));
 }
 
@@ -198,9 +173,9 @@ Result<void> ContentReader::State::read_run(const Run& run, std::span<std::byte>
           fmt::format("cannot read {} at {}", content_data_path(kind, run.file), at), errno));
     }
     if (got == 0) {
-      return corrupt(fmt::format("{} ends after {} bytes, expected {}: {} is cut off",
-                                 content_data_path(kind, run.file), at, index.file_sizes[run.file],
-                                 describe(run.places.back())));
+      return corrupt_image(fmt::format("{} ends after {} bytes, expected {}: {} is cut off",
+                                       content_data_path(kind, run.file), at,
+                                       index.file_sizes[run.file], describe(run.places.back())));
     }
     at += static_cast<std::uint64_t>(got);
     into = into.subspan(static_cast<std::size_t>(got));
@@ -330,11 +305,12 @@ Result<ContentReader> ContentReader::open(const UniqueFd& image_dir, const Conte
   BlockDigest digest{};
   std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
   if (to_hex(digest) != expected.index_checksum) {
-    return corrupt(fmt::format("{} has the checksum {}, expected {}", path, to_hex(digest),
-                               expected.index_checksum));
+    return corrupt_image(fmt::format("{} has the checksum {}, expected {}", path, to_hex(digest),
+                                     expected.index_checksum));
   }
   if (index.file_sizes != expected.data_sizes) {
-    return corrupt(path + " and manifest.json do not agree about the sizes of the data files");
+    return corrupt_image(path +
+                         " and manifest.json do not agree about the sizes of the data files");
   }
   auto state = std::make_unique<State>();
   state->index = std::move(index);

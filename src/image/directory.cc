@@ -78,6 +78,17 @@ Result<void> remove_below(const UniqueFd& parent, const std::string& name, const
 
 }  // namespace
 
+Error of_image(Error error) {
+  if (error.code == ErrorCode::kImageCorrupt)
+    error.remedy =
+        "the image is damaged: restore from another one, or copy it again from where it came from";
+  return error;
+}
+
+tl::unexpected<Error> corrupt_image(std::string message) {
+  return fail(of_image({ErrorCode::kImageCorrupt, std::move(message)}));
+}
+
 std::string DirectoryEntry::path() const {
   return parent_path == "/" ? "/" + name : parent_path + "/" + name;
 }
@@ -113,6 +124,15 @@ Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path
   // EPERM: a container's seccomp filter that does not know the call.
   if (errno == ENOSYS || errno == EPERM) return open_step_by_step(directory, path, flags);
   return fail(beneath_error(path, errno));
+}
+
+Result<UniqueFd> open_regular(const UniqueFd& directory, const std::string& path,
+                              struct stat& info) {
+  auto file = open_beneath(directory, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+  if (!file) return fail(of_image(std::move(file.error())));
+  if (::fstat(file->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (!S_ISREG(info.st_mode)) return corrupt_image(path + " is no regular file");
+  return file;
 }
 
 Error read_error(const std::string& what, int error_number) {

@@ -1,7 +1,10 @@
 // Work on directories that follows no links: for images, which may come from an untrusted source.
+// And what is said of an image that is not what it should be.
 //
 // Functions only; any thread.
 #pragma once
+
+#include <sys/stat.h>
 
 #include <string>
 #include <utility>
@@ -11,6 +14,11 @@
 #include "base/result.h"
 
 namespace stasis {
+
+// kImageCorrupt, with what to do about it.
+tl::unexpected<Error> corrupt_image(std::string message);
+// The same remedy for an error of a system call, where that says that the image is at fault.
+Error of_image(Error error);
 
 // A path cut into an open parent directory and a last component that is no "." or "..".
 struct DirectoryEntry {
@@ -28,6 +36,11 @@ Result<DirectoryEntry> split_path(const std::string& path);
 // openat2 where the kernel has it (5.6); otherwise O_NOFOLLOW at each step. kImageCorrupt if it is
 // not there, or if a link or a file stands where a directory should; kNotPermitted, kIo.
 Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path, int flags);
+
+// A file of an image, to be read, which must be a regular one: a pipe in its place holds nothing
+// up.
+Result<UniqueFd> open_regular(const UniqueFd& directory, const std::string& path,
+                              struct stat& info);
 
 // Of a read of an image's file. kImageCorrupt where the disk or the file system has lost what was
 // there; as errno_error otherwise.

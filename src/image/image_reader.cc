@@ -21,9 +21,6 @@
 namespace stasis {
 namespace {
 
-constexpr const char* kDamaged =
-    "the image is damaged: restore from another one, or copy it again from where it came from";
-
 tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
   std::string remedy = "give the directory of a finished dump";
   for (const Leftover& leftover : find_leftovers(dir)) {
@@ -46,35 +43,17 @@ tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
   return fail(ErrorCode::kImageIncomplete, std::move(message), std::move(remedy));
 }
 
-tl::unexpected<Error> corrupt(std::string message) {
-  return fail(ErrorCode::kImageCorrupt, std::move(message), kDamaged);
-}
-
-// Opens a file of the image, which must be a regular one; O_NONBLOCK so that a pipe in its place
-// does not hold the reader up.
-Result<UniqueFd> open_regular(const UniqueFd& dir, const std::string& path, struct stat& info) {
-  STASIS_TRY_ASSIGN(auto file, open_beneath(dir, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW));
-  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
-  if (!S_ISREG(info.st_mode)) return corrupt(path + " is no regular file");
-  return file;
-}
-
-Error file_error(Error error) {
-  if (error.code == ErrorCode::kImageCorrupt) error.remedy = kDamaged;
-  return error;
-}
-
 // Not base's read_file: that one opens by name, and the name could have become a link.
 Result<std::string> read_text(const UniqueFd& file, const std::string& path, std::size_t limit) {
   std::string text;
   std::vector<char> buffer(64U << 10);
   while (true) {
     const ssize_t got = TEMP_FAILURE_RETRY(::read(file.get(), buffer.data(), buffer.size()));
-    if (got < 0) return fail(file_error(read_error("cannot read " + path, errno)));
+    if (got < 0) return fail(of_image(read_error("cannot read " + path, errno)));
     if (got == 0) return text;
     text.append(buffer.data(), static_cast<std::size_t>(got));
     if (text.size() > limit) {
-      return corrupt(fmt::format("{} has more than {} bytes", path, limit));
+      return corrupt_image(fmt::format("{} has more than {} bytes", path, limit));
     }
   }
 }
@@ -164,7 +143,7 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   }
   const std::string context = "opening the image " + reader.path_;
   auto file = open_regular(reader.dir_, manifest_format::kName, info);
-  if (!file) return fail(file_error(std::move(file).error()).within(context));
+  if (!file) return fail(std::move(file).error().within(context));
   auto text = read_text(*file, manifest_format::kName, manifest_format::kMaxText);
   if (!text) return fail(std::move(text).error().within(context));
   auto manifest = parse_manifest(*text);
@@ -173,7 +152,7 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
 
   auto criu = open_beneath(reader.dir_, std::string(manifest_format::kCriuFolder),
                            O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!criu) return fail(file_error(std::move(criu).error()).within(context));
+  if (!criu) return fail(of_image(std::move(criu).error()).within(context));
   reader.criu_dir_ = std::move(*criu);
   return reader;
 }
@@ -189,7 +168,7 @@ Result<ContentReader> ImageReader::open_content(const ContentReadOptions& option
     const auto is_its = [&](const ProcessRecord& process) { return process.pid == stream.pid; };
     const auto its = std::find_if(manifest_.processes.begin(), manifest_.processes.end(), is_its);
     if (its != manifest_.processes.end() && its->cuda) continue;
-    return corrupt(fmt::format(
+    return corrupt_image(fmt::format(
         "{} has content of process {}, which {}", content_index_path(options.kind),
         stream.pid.value,
         its == manifest_.processes.end() ? "is not in the image" : "does not use CUDA"));
@@ -230,15 +209,14 @@ Result<void> ImageReader::verify_sizes() const {
         manifest_.files.begin(), manifest_.files.end(), path,
         [](const FileRecord& file, const std::string& wanted) { return file.path < wanted; });
     if (found == manifest_.files.end() || found->path != path) {
-      return corrupt(path + " is there but not in the manifest");
+      return corrupt_image(path + " is there but not in the manifest");
     }
   }
   for (const FileRecord& file : manifest_.files) {
     struct stat info = {};
-    auto opened = open_regular(dir_, file.path, info);
-    if (!opened) return fail(file_error(std::move(opened).error()));
+    STASIS_TRY_ASSIGN(const auto opened, open_regular(dir_, file.path, info));
     if (static_cast<std::uint64_t>(info.st_size) != file.size) {
-      return corrupt(
+      return corrupt_image(
           fmt::format("{} has {} bytes, expected {}", file.path, info.st_size, file.size));
     }
   }
@@ -251,14 +229,14 @@ Result<void> ImageReader::verify_content_sizes(ContentKind kind) const {
   STASIS_TRY_ASSIGN(auto content, open_content({false, kind}));
   const std::string name_of_folder = content_folder(kind);
   auto folder = open_beneath(dir_, name_of_folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!folder) return fail(file_error(std::move(folder).error()));
+  if (!folder) return fail(of_image(std::move(folder).error()));
   STASIS_TRY_ASSIGN(auto names, list_directory(*folder, path_ + "/" + name_of_folder));
   std::set<std::string> known = {content_index_path(kind)};
   for (std::size_t i = 0; i < record_of(kind)->data_sizes.size(); ++i)
     known.insert(content_data_path(kind, i));
   for (const std::string& name : names) {
     const std::string path = name_of_folder + "/" + name;
-    if (!known.contains(path)) return corrupt(path + " is there but not in the manifest");
+    if (!known.contains(path)) return corrupt_image(path + " is there but not in the manifest");
   }
   return {};
 }
@@ -280,9 +258,7 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
   }
   const auto open_job = [&](std::size_t i) -> Result<UniqueFd> {
     struct stat info = {};
-    auto opened = open_regular(dir_, jobs[i].path, info);
-    if (!opened) return fail(file_error(std::move(opened).error()));
-    return opened;
+    return open_regular(dir_, jobs[i].path, info);
   };
   Span span(TraceKind::kImage, "verify files", {}, bytes);
   auto checksums = checksum_files(jobs, open_job, "verify", progress, interrupt);
@@ -291,8 +267,8 @@ Result<void> ImageReader::verify(Progress& progress, const Interrupt& interrupt,
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const FileRecord& file = *files[i];
     if ((*checksums)[i] != file.checksum) {
-      return corrupt(fmt::format("{} has the checksum {}, expected {}", file.path, (*checksums)[i],
-                                 file.checksum));
+      return corrupt_image(fmt::format("{} has the checksum {}, expected {}", file.path,
+                                       (*checksums)[i], file.checksum));
     }
   }
   if (part != Part::kAll) return {};

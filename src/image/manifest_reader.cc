@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "image/checksum.h"
+#include "image/directory.h"
 #include "image/manifest.h"
 #include "image/manifest_fields.h"
 #include "image/manifest_format.h"
@@ -19,11 +20,8 @@ namespace {
 using Json = nlohmann::json;
 using namespace manifest_format;  // NOLINT(google-build-using-namespace): constants only
 
-constexpr const char* kRemedy =
-    "the image is damaged: restore from another one, or copy it again from where it came from";
-
 tl::unexpected<Error> wrong(std::string what) {
-  return fail(ErrorCode::kImageCorrupt, "manifest.json: " + std::move(what), kRemedy);
+  return corrupt_image("manifest.json: " + std::move(what));
 }
 
 bool valid_time(std::string_view text) {

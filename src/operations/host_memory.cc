@@ -15,6 +15,7 @@
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "direct/image_content.h"
+#include "image/directory.h"
 #include "image/parallel.h"
 #include "proc/host_memory.h"
 #include "proc/parking.h"
@@ -72,11 +73,9 @@ std::uint64_t total_of(const std::vector<AddressRange>& ranges) {
   return bytes;
 }
 
-Error range_error(Pid pid) {
-  return {
-      ErrorCode::kImageCorrupt,
-      fmt::format("the host memory of process {} belongs to no place in it", pid.value),
-      "the image is damaged: restore from another one, or copy it again from where it came from"};
+tl::unexpected<Error> range_error(Pid pid) {
+  return corrupt_image(
+      fmt::format("the host memory of process {} belongs to no place in it", pid.value));
 }
 
 // Where the pieces of a stream belong. Never trusts the image.
@@ -88,11 +87,11 @@ Result<void> add_stream(const ContentReader& content, std::size_t stream,
     if (range.offset != covered || range.offset % kHostBlock != 0 ||
         range.bytes % kHostBlock != 0 || range.address % kHostBlock != 0 ||
         range.address + range.bytes < range.address)
-      return fail(range_error(own.pid));
+      return range_error(own.pid);
     covered += range.bytes;
     add_pieces(stream, range.offset, {range.address, range.address + range.bytes}, pieces);
   }
-  if (covered != own.bytes) return fail(range_error(own.pid));
+  if (covered != own.bytes) return range_error(own.pid);
   return {};
 }
 
