@@ -7,15 +7,10 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/mounts.h"
 
 namespace stasis::proc {
 namespace {
-
-// Where a hierarchy is mounted: `root` is the cgroup that is seen as `point`.
-struct Hierarchy {
-  std::string root;
-  std::string point;
-};
 
 bool has_word(const std::string& list, std::string_view word) {
   std::istringstream words(list);
@@ -24,24 +19,14 @@ bool has_word(const std::string& list, std::string_view word) {
   return false;
 }
 
-// "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE SUPER" (`man 5 proc`).
-std::optional<Hierarchy> find_hierarchy(const std::string& proc, std::string_view controller,
-                                        bool version1) {
-  const auto text = read_file(AT_FDCWD, proc + "/self/mountinfo");
-  if (!text) return std::nullopt;
-  std::istringstream lines(*text);
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t dash = line.find(" - ");
-    if (dash == std::string::npos) continue;
-    std::istringstream before(line);
-    std::istringstream after(line.substr(dash + 3));
-    std::string skipped;
-    std::string type;
-    std::string options;
-    Hierarchy mount;
-    before >> skipped >> skipped >> skipped >> mount.root >> mount.point;
-    after >> type >> skipped >> options;
-    if (version1 ? type == "cgroup" && has_word(options, controller) : type == "cgroup2")
+// Where a hierarchy is mounted.
+std::optional<Mount> find_hierarchy(const std::string& proc, std::string_view controller,
+                                    bool version1) {
+  const auto all = mounts("self", proc);
+  if (!all) return std::nullopt;
+  for (const Mount& mount : *all) {
+    if (version1 ? mount.type == "cgroup" && has_word(mount.options, controller)
+                 : mount.type == "cgroup2")
       return mount;
   }
   return std::nullopt;

@@ -44,8 +44,11 @@ Result<std::vector<Mount>> mounts(const std::string& process, const std::string&
     Mount mount;
     std::string skipped;
     char colon = 0;
-    before >> mount.id >> skipped >> mount.major >> colon >> mount.minor >> skipped >> mount.point;
+    before >> mount.id >> skipped >> mount.major >> colon >> mount.minor >> mount.root >>
+        mount.point;
     if (!before || !(after >> mount.type)) continue;
+    after >> skipped >> mount.options;
+    mount.root = without_escapes(mount.root);
     mount.point = without_escapes(mount.point);
     out.push_back(std::move(mount));
   }

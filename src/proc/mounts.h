@@ -14,8 +14,10 @@ struct Mount {
   int id = 0;  // as in the "mnt_id" of /proc/PID/fdinfo
   unsigned major = 0;
   unsigned minor = 0;
-  std::string point;  // as the process sees it, from its root
-  std::string type;   // "ext4"
+  std::string root;          // what of the file system is seen there
+  std::string point;         // as the process sees it, from its root
+  std::string type;          // "ext4"
+  std::string options = {};  // of the file system: "rw,errors=remount-ro"
 };
 
 // In the mount namespace of a process, as far as its root lets it see them: "12", or "self".
