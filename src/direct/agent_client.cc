@@ -77,42 +77,8 @@ const char* agent_command_name(AgentCommand command) {
   return "do an unknown thing";
 }
 
-AgentClient::AgentClient(AgentClient&& other) noexcept
-    : pid_(other.pid_),
-      pidfd_(std::move(other.pidfd_)),
-      space_(std::move(other.space_)),
-      file_(std::move(other.file_)),
-      page_(std::exchange(other.page_, nullptr)),
-      figures_(other.figures_),
-      asked_(other.asked_),
-      asked_at_(other.asked_at_),
-      number_(other.number_),
-      interrupt_(other.interrupt_),
-      heeds_(other.heeds_),
-      silent_(other.silent_),
-      silent_since_(other.silent_since_),
-      first_at_(other.first_at_) {}
-
-AgentClient& AgentClient::operator=(AgentClient&& other) noexcept {
-  std::swap(pid_, other.pid_);
-  std::swap(pidfd_, other.pidfd_);
-  std::swap(space_, other.space_);
-  std::swap(file_, other.file_);
-  std::swap(page_, other.page_);
-  std::swap(figures_, other.figures_);
-  std::swap(asked_, other.asked_);
-  std::swap(asked_at_, other.asked_at_);
-  std::swap(number_, other.number_);
-  std::swap(interrupt_, other.interrupt_);
-  std::swap(heeds_, other.heeds_);
-  std::swap(silent_, other.silent_);
-  std::swap(silent_since_, other.silent_since_);
-  std::swap(first_at_, other.first_at_);
-  return *this;
-}
-
-AgentClient::~AgentClient() {
-  if (page_) ::munmap(page_, sizeof(ControlPage));
+void AgentClient::Unmap::operator()(ControlPage* page) const {
+  ::munmap(page, sizeof(ControlPage));
 }
 
 bool AgentClient::has_few_zeros() const {

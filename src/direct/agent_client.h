@@ -98,10 +98,6 @@ class AgentClient {
   // there is no agent, or it cannot be reached, nothing.
   static void note_hold(Pid pid);
 
-  AgentClient(AgentClient&& other) noexcept;
-  AgentClient& operator=(AgentClient&& other) noexcept;
-  ~AgentClient();
-
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }
   // Of the program that has the page.
@@ -225,7 +221,10 @@ class AgentClient {
   Pidfd pidfd_;  // of its own: the caller's may be closed first
   std::shared_ptr<const proc::AddressSpace> space_;
   UniqueFd file_;  // with the lock
-  ControlPage* page_;
+  struct Unmap {
+    void operator()(ControlPage* page) const;
+  };
+  std::unique_ptr<ControlPage, Unmap> page_;
   Figures figures_;
   AgentCommand asked_ = AgentCommand::kNone;
   Clock::time_point asked_at_;

@@ -228,35 +228,27 @@ std::vector<std::pair<Pid, std::uint32_t>> AgentSet::driver_shares() const {
   return pieces;
 }
 
-bool AgentSet::pin() {
+Result<void> AgentSet::ask_all(AgentCommand command, const direct::ContentId& arguments) {
   for (auto& agent : agents_)
-    agent.begin(AgentCommand::kPin, 0);
-  bool all = true;
-  for (auto& agent : agents_)
-    all = agent.finish(kMapping) && all;
-  if (!all) (void)unpin();
-  return all;
-}
-
-Result<void> AgentSet::unpin() {
-  for (auto& agent : agents_)
-    agent.begin(AgentCommand::kUnpin, 0);
+    agent.begin(command, arguments);
   Result<void> done;
   for (auto& agent : agents_) {
-    auto unpinned = agent.finish(kMapping);
-    if (!unpinned) done = std::move(unpinned);
+    auto answered = agent.finish(kMapping);
+    if (!answered) done = std::move(answered);
   }
   return done;
 }
 
+bool AgentSet::pin() {
+  const bool all = ask_all(AgentCommand::kPin).has_value();
+  if (!all) (void)unpin();
+  return all;
+}
+
+Result<void> AgentSet::unpin() { return ask_all(AgentCommand::kUnpin); }
+
 Result<void> AgentSet::evict(const direct::ContentId& content) {
-  for (auto& agent : agents_)
-    agent.begin(AgentCommand::kEvict, content);
-  Result<void> done;
-  for (auto& agent : agents_) {
-    auto evicted = agent.finish(kMapping);
-    if (!evicted) done = std::move(evicted);
-  }
+  auto done = ask_all(AgentCommand::kEvict, content);
   if (done) done = fault(FaultPoint::kDirectEvicted);
   for (auto& agent : agents_)
     if (done) done = agent.ask(AgentCommand::kHold, 0, kAtOnce);
@@ -292,15 +284,6 @@ void AgentSet::note_few_zeros(bool few) {
     agent.note_few_zeros(few);
 }
 
-Result<void> AgentSet::open() {
-  for (auto& agent : agents_)
-    agent.begin(AgentCommand::kOpen, 0);
-  Result<void> done;
-  for (auto& agent : agents_) {
-    auto opened = agent.finish(kMapping);
-    if (!opened) done = std::move(opened);
-  }
-  return done;
-}
+Result<void> AgentSet::open() { return ask_all(AgentCommand::kOpen); }
 
 }  // namespace stasis

@@ -104,6 +104,8 @@ class AgentSet {
   Result<void> open();
 
  private:
+  // Of all of them at the same time. The last error.
+  Result<void> ask_all(direct::AgentCommand command, const direct::ContentId& arguments = {});
   Result<bool> settle(direct::AgentClient& agent, const Environment& env, bool evicted);
 
   Agents agents_;

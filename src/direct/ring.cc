@@ -75,15 +75,6 @@ HostMapping::~HostMapping() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }
 
-Ring::Ring(Ring&& other) noexcept
-    : chunk_bytes_(other.chunk_bytes_),
-      count_(other.count_),
-      file_(std::move(other.file_)),
-      memory_(std::move(other.memory_)),
-      chunks_(std::exchange(other.chunks_, {})),
-      calls_(other.calls_),
-      context_(other.context_) {}
-
 Result<Ring> Ring::make(std::size_t chunk_bytes, unsigned chunks, unsigned threads) {
   Ring ring;
   ring.chunk_bytes_ = chunk_bytes;

@@ -37,7 +37,7 @@ class Ring {
   Ring() = default;
   // A memory file that another process can map as well, without the driver. kOutOfHostMemory.
   static Result<Ring> make(std::size_t chunk_bytes, unsigned chunks, unsigned threads);
-  Ring(Ring&& other) noexcept;
+  Ring(Ring&&) noexcept = default;  // which leaves the other without chunks
   Ring& operator=(Ring&&) = delete;
   ~Ring() { unpin(); }
 

@@ -62,11 +62,6 @@ void RestoreLog::sweep() {
   if (entry) remove_abandoned(*entry);
 }
 
-RestoreLog::RestoreLog(RestoreLog&& other) noexcept
-    : entry_(std::move(other.entry_)),
-      directory_(std::move(other.directory_)),
-      name_(std::move(other.name_)) {}
-
 RestoreLog::~RestoreLog() {
   if (entry_.parent.valid()) (void)remove_tree(entry_.parent, entry_.name, entry_.path());
 }

@@ -20,7 +20,7 @@ class RestoreLog {
   static Result<RestoreLog> create();
   // Does only that.
   static void sweep();
-  RestoreLog(RestoreLog&& other) noexcept;
+  RestoreLog(RestoreLog&&) noexcept = default;
   RestoreLog& operator=(RestoreLog&&) = delete;
   ~RestoreLog();
 

@@ -51,11 +51,7 @@ class StoppedThreads {
   static Result<StoppedThreads> stop(const AddressSpace& space, Tid thread);
   static Result<StoppedThreads> stop(const AddressSpace& space, std::span<const Tid> threads);
 
-  StoppedThreads(StoppedThreads&& other) noexcept
-      : space_(other.space_),
-        pid_(other.pid_),
-        threads_(std::exchange(other.threads_, {})),
-        is_right_(other.is_right_) {}
+  StoppedThreads(StoppedThreads&&) noexcept = default;  // which leaves the other without threads
   StoppedThreads(const StoppedThreads&) = delete;
   StoppedThreads& operator=(const StoppedThreads&) = delete;
   StoppedThreads& operator=(StoppedThreads&&) = delete;
