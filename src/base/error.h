@@ -14,8 +14,8 @@
 
 namespace stasis {
 
-// The closed list. A new code needs a row in the catalogue (src/base/error.cc), from which
-// docs/errors.md is made.
+// The closed list, in the order of stasis_code, which has STASIS_OK before it. A new code comes
+// last and needs a row in the catalogue (src/base/error.cc), from which docs/errors.md is made.
 enum class ErrorCode {
   kUsage,              // the caller asked for something that makes no sense
   kInterrupted,        // a signal asked us to stop; everything was rolled back
