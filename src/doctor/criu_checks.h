@@ -3,6 +3,7 @@
 // Each adds what it sees to Signs. They read /proc; one thread at a time.
 #pragma once
 
+#include <istream>
 #include <map>
 #include <set>
 #include <span>
@@ -72,7 +73,13 @@ void probe_zombies(const proc::ProcFs& procfs, const Processes& all_processes, P
 // criu_code.cc
 void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
-// criu_seals.cc
+// criu_seals.cc. The first mappings of each kind in a text of smaps ("7f0000000000-7f0000010000");
+// empty if there is none.
+struct GuardedMemory {
+  std::string sealed;
+  std::string keyed;
+};
+GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(const Processes& processes, Signs& out);
 
 // criu_timers.cc

@@ -1,10 +1,12 @@
-// Memory that a program has sealed against any change of its mapping (mseal), which CRIU 4.2.1
-// restores without the seal.
+// Memory that a program has sealed against any change of its mapping (mseal), or given a protection
+// key (pkey_mprotect), which CRIU 4.2.1 restores without.
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -17,33 +19,52 @@ constexpr Kind kSealed{"sealed-memory", Severity::kRed,
                        "has sealed memory (mseal), which a restore would leave without its seal",
                        "do without mseal() in the program"};
 
+constexpr Kind kKeyed{
+    "protection-keys", Severity::kRed,
+    "has memory with protection keys (pkey_mprotect), which a restore would leave "
+    "without them",
+    "do without pkey_mprotect() in the program"};
+
 constexpr long kMseal = 462;  // SYS_mseal, newer than Debian 12's headers
+
+bool kernel_has_keys() {
+  const int key = ::pkey_alloc(0, 0);
+  if (key < 0) return false;
+  (void)::pkey_free(key);
+  return true;
+}
 
 // Sealing nothing succeeds. Without it (before Linux 6.10) no page table need be walked: the kernel
 // looks at each page before it tells a mapping's flags (8 ms for a GiB of small ones).
 bool kernel_seals() { return ::syscall(kMseal, 0, 0, 0) == 0; }
 
-// The first sealed mapping, "7f0000000000-7f0000010000"; empty if there is none.
-std::string first_sealed(Pid pid) {
-  std::ifstream file(fmt::format("/proc/{}/smaps", pid.value));
+}  // namespace
+
+GuardedMemory guarded_memory(std::istream& smaps) {
+  GuardedMemory out;
   std::string mapping;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; std::getline(smaps, line);) {
     // Those of a mapping begin with a capital letter, and its own with a number in hexadecimal.
     if (!line.empty() && (line.front() < 'A' || line.front() > 'Z'))
       mapping = line.substr(0, line.find(' '));
-    if (line.starts_with("VmFlags:") && line.find(" sl") != std::string::npos) return mapping;
+    if (out.sealed.empty() && line.starts_with("VmFlags:") && line.find(" sl") != std::string::npos)
+      out.sealed = mapping;
+    constexpr std::string_view kKey = "ProtectionKey:";
+    if (out.keyed.empty() && line.starts_with(kKey) &&
+        line.find_first_of("123456789", kKey.size()) != std::string::npos)
+      out.keyed = mapping;
   }
-  return {};
+  return out;
 }
 
-}  // namespace
-
 void probe_seals(const Processes& processes, Signs& out) {
-  static const bool sealing = kernel_seals();
-  if (!sealing) return;
+  static const bool guarding = kernel_seals() || kernel_has_keys();
+  if (!guarding) return;
   for (const proc::ProcessInfo& info : processes) {
-    if (const std::string mapping = first_sealed(info.pid); !mapping.empty())
-      out.add(info.pid, kSealed, mapping);
+    std::ifstream file(fmt::format("/proc/{}/smaps", info.pid.value));
+    const GuardedMemory guarded = guarded_memory(file);
+    if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);
+    if (!guarded.keyed.empty()) out.add(info.pid, kKeyed, guarded.keyed);
   }
 }
 

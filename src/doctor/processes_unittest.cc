@@ -4,11 +4,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "doctor/criu_checks.h"
 #include "driver/fake_driver.h"
 #include "tests/fakes/child.h"
 
@@ -70,6 +72,19 @@ TEST_F(ProcessesTest, NvmlMattersWithAnOldDriver) {
 TEST_F(ProcessesTest, NvmlThatHasNothingOpenDoesNotMatter) {
   fs::remove(root_ / fmt::format("{}", pid_.value) / "fd/7");
   EXPECT_EQ(nvml_obstacles("550.54.14"), 0);
+}
+
+TEST(GuardedMemory, IsSealedOrHasAProtectionKey) {
+  std::istringstream smaps(
+      "7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \nRss: 4 kB\nProtectionKey:         0\n"
+      "VmFlags: rd wr mr mw me sd\n"
+      "7f0000002000-7f0000003000 r--p 00000000 00:00 0 \nProtectionKey:        10\n"
+      "VmFlags: rd mr mw me sl\n");
+  const doctor::GuardedMemory found = doctor::guarded_memory(smaps);
+  EXPECT_EQ(found.sealed, "7f0000002000-7f0000003000");
+  EXPECT_EQ(found.keyed, "7f0000002000-7f0000003000");
+  std::istringstream none("00400000-00401000 r-xp 0 00:01 2 /x\nProtectionKey:         0\n");
+  EXPECT_TRUE(doctor::guarded_memory(none).keyed.empty());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "operations/asked_state.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/keyctl.h>
 #include <sys/mman.h>
@@ -15,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
 #include "base/units.h"
 #include "proc/address_space.h"
 #include "proc/bystander.h"
@@ -31,6 +33,10 @@ constexpr std::uint64_t kSetMemoryMerge = 67;
 constexpr std::uint64_t kGetMemoryMerge = 68;
 constexpr std::uint64_t kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
 constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+constexpr std::uint64_t kGetCpuid = 0x1011;                // ARCH_GET_CPUID
+constexpr std::uint64_t kSchedCore = 62;                   // with 0: PR_SCHED_CORE_GET
+// PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE of linux/sched.h
+constexpr unsigned long kFlushesFiles = 0x80000 | 0x100000;
 
 constexpr std::uint64_t kPage = 4096;
 // Where in the page that the process maps for us the answers are.
@@ -94,6 +100,13 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
       space.read(page + kKeyAt, &time_stamp, sizeof time_stamp) && time_stamp == PR_TSC_SIGSEGV) {
     lost.emplace_back("that its first thread may not read the time stamp counter (PR_SET_TSC)");
   }
+  if (ask(SYS_arch_prctl, {kGetCpuid}) == 0)
+    lost.emplace_back("that CPUID of its first thread becomes a signal (ARCH_SET_CPUID)");
+  std::uint64_t cookie = 0;
+  if (ask(SYS_prctl, {kSchedCore, 0, 0, 0, page + kKeyAt}) == 0 &&
+      space.read(page + kKeyAt, &cookie, sizeof cookie) && cookie != 0) {
+    lost.emplace_back("with whom its first thread shares a core (PR_SCHED_CORE)");
+  }
   std::array<std::uint64_t, kTableBytes / 8> table{};
   const std::int64_t bytes = ask(SYS_modify_ldt, {0, page + kTableAt, kTableBytes});
   if (bytes <= 0 || !space.read(page + kTableAt, table.data(), kTableBytes)) return;
@@ -101,6 +114,23 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
     lost.emplace_back(
         "its local descriptor table (modify_ldt), without which 16-bit and 32-bit "
         "code of it fails");
+}
+
+// What the kernel shows of a thread by itself.
+void note_shown(Pid pid, std::vector<std::string>& lost) {
+  std::vector<Tid> threads = proc::ProcFs().threads(pid);
+  threads.resize(std::min(threads.size(), kMostAskedThreads));
+  for (const Tid thread : threads) {
+    const auto text =
+        read_file(AT_FDCWD, fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
+    if (text && limits_speculation(*text))
+      lost.push_back(fmt::format(
+          "that thread {} runs without speculation (PR_SET_SPECULATION_CTRL)", thread.value));
+    const auto info = proc::ProcFs().thread(pid, thread);
+    if (info && (info->flags & kFlushesFiles) == kFlushesFiles)
+      lost.push_back(
+          fmt::format("that thread {} writes for a file system (PR_SET_IO_FLUSHER)", thread.value));
+  }
 }
 
 // Of its threads' system calls: those that become signals, and those that a supervisor answers.
@@ -228,6 +258,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   });
   STASIS_TRY(std::move(done));
   note_calls(space, out);
+  note_shown(pid, out.lost);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }
@@ -288,6 +319,19 @@ Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std
 }
 
 }  // namespace
+
+// fs/proc/array.c of the kernel: "thread mitigated", "thread force mitigated", "conditional
+// disabled", "conditional force disabled"; otherwise it is not the thread's own choice.
+bool limits_speculation(std::string_view status) {
+  constexpr std::array<std::string_view, 4> kOwn = {
+      "\nSpeculation_Store_Bypass:\tthread mitigated\n",
+      "\nSpeculation_Store_Bypass:\tthread force mitigated\n",
+      "\nSpeculationIndirectBranch:\tconditional disabled\n",
+      "\nSpeculationIndirectBranch:\tconditional force disabled\n"};
+  return std::any_of(kOwn.begin(), kOwn.end(), [&](std::string_view line) {
+    return status.find(line) != std::string_view::npos;
+  });
+}
 
 AskedStates ask_processes(Pid root) {
   AskedStates answers;

@@ -8,6 +8,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/ids.h"
@@ -29,6 +30,9 @@ using AskedStates = std::map<Pid, AskedState>;
 // Asks every process of the tree below `root`. Those with CUDA are parked; the first thread of each
 // other one is stopped for it, and goes on as it was.
 AskedStates ask_processes(Pid root);
+
+// Of /proc/PID/status: has a thread chosen to run without speculation (PR_SET_SPECULATION_CTRL)?
+bool limits_speculation(std::string_view status);
 
 // kUndumpable if any is in a Landlock domain, which a restore would take from it: no call
 // tells its rules; or has a supervisor of its system calls, which a restore would take as well.

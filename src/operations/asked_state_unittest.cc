@@ -46,5 +46,15 @@ TEST(AskedState, OneThatDidNotAnswerIsTold) {
   EXPECT_THAT(lost[0], HasSubstr("could not be asked"));
 }
 
+TEST(AskedState, SpeculationIsToldWhereItIsTheThreadsChoice) {
+  const std::string before = "Seccomp:\t0\nSpeculation_Store_Bypass:\t";
+  const std::string after = "\nSpeculationIndirectBranch:\t";
+  EXPECT_FALSE(limits_speculation(before + "vulnerable" + after + "always enabled\n"));
+  EXPECT_FALSE(limits_speculation(before + "thread vulnerable" + after + "conditional enabled\n"));
+  EXPECT_FALSE(limits_speculation(before + "globally mitigated" + after + "always disabled\n"));
+  EXPECT_TRUE(limits_speculation(before + "thread force mitigated" + after + "unknown\n"));
+  EXPECT_TRUE(limits_speculation(before + "vulnerable" + after + "conditional disabled\n"));
+}
+
 }  // namespace
 }  // namespace stasis
