@@ -54,8 +54,16 @@ std::vector<std::string> candidates(Pid pid, std::error_code& failed) {
   return found;
 }
 
+// A file of any file system may be called so; to read what a program serves itself (FUSE) may never
+// end.
 bool is_agent_page(const proc::Mapping& mapping) {
-  return mapping.path.find(fmt::format("/memfd:{}", kAgentMemfd)) != std::string::npos;
+  static const std::uint64_t memory = [] {
+    const UniqueFd one(::memfd_create("stasis", MFD_CLOEXEC));
+    struct stat own {};
+    return ::fstat(one.get(), &own) == 0 ? std::uint64_t{own.st_dev} : 0;
+  }();
+  return mapping.device == memory &&
+         mapping.path.find(fmt::format("/memfd:{}", kAgentMemfd)) != std::string::npos;
 }
 
 // The target chooses the name, and what it stands for: only memory is opened.

@@ -34,6 +34,20 @@ std::uint64_t random_address(const std::string& auxv) {
   return 0;
 }
 
+// Is the page of that address in memory, or in swap? The program has chosen the address, and a page
+// that is not there yet may be one that another program serves (FUSE), which may never come.
+bool is_page_there(Pid pid, std::uint64_t address) {
+  constexpr std::uint64_t kPage = 4096;
+  constexpr std::uint64_t kPresentOrSwapped = std::uint64_t{3} << 62;
+  const auto pages = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
+  std::uint64_t entry = 0;
+  // Where the kernel does not tell it is read.
+  return !pages ||
+         ::pread(pages->get(), &entry, sizeof entry, as_offset(address / kPage * sizeof entry)) !=
+             static_cast<ssize_t>(sizeof entry) ||
+         (entry & kPresentOrSwapped) != 0;
+}
+
 Error no_longer_there(Pid pid) {
   return Error{ErrorCode::kProcessGone,
                fmt::format("process {} has ended, or has become another program (exec)", pid.value),
@@ -64,8 +78,9 @@ Result<AddressSpace::Birth> AddressSpace::birth_of(Pid pid, const UniqueFd& memo
   // A program may have made these bytes unreadable, or hidden where they are; then the rest tells:
   // of a program that was just started both are there.
   const std::uint64_t at = random_address(birth.auxv);
-  if (at != 0 && ::pread(memory.get(), birth.random.data(), birth.random.size(), as_offset(at)) !=
-                     static_cast<ssize_t>(birth.random.size())) {
+  if (at != 0 && is_page_there(pid, at) &&
+      ::pread(memory.get(), birth.random.data(), birth.random.size(), as_offset(at)) !=
+          static_cast<ssize_t>(birth.random.size())) {
     birth.random = {};
   }
   return birth;

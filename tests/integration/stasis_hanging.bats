@@ -6,7 +6,10 @@ load helpers
 load stasis_lib
 
 setup() { setup_stasis; }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  [[ ! -e $BATS_TEST_TMPDIR/shared ]] || rm -rf "$(cat "$BATS_TEST_TMPDIR/shared")"
+}
 
 # Given up after so long, in which every other call has to answer. Without it, the tests would take minutes.
 soon="--driver-timeout 3000"
@@ -218,3 +221,32 @@ driver_is_idle() { ! held_up; }
   target_verifies
   nothing_left
 }
+
+@test "code of a file whose server, another user, holds its pages back holds no tool" {
+  need_root "another user"
+  local shared verb
+  shared=$(mktemp -d /tmp/stasis-held-XXXXXX)
+  echo "$shared" >"$BATS_TEST_TMPDIR/shared"
+  export STASIS_SIM_DIR=$shared/sim
+  mkdir -m 777 "$STASIS_SIM_DIR"
+  chmod 777 "$shared"
+  cp "$BATS_TEST_DIRNAME/held_back.py" "$shared"
+  mknod -m 666 "$shared/fuse" c 10 229 || skip "no devices can be made here"
+  (exec_on_gpu setsid setpriv --reuid 65534 --regid 65534 --clear-groups \
+    unshare --user --map-root-user --mount python3 "$shared/held_back.py" "$shared") \
+    </dev/null >"$shared/log" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 20 test -e "$shared/ready" -o -e "$shared/none" || { cat "$shared/log"; skip "no FUSE, or no user namespaces, for other users"; }
+  [[ ! -e $shared/none ]] || skip "no FUSE here"
+  at_end_kill "$(cat "$shared/server")"
+  chmod -R a+rwX "$STASIS_SIM_DIR"
+  for verb in "suspend $TARGET" ps "recover --all" "resume $TARGET"; do
+    # Where it hangs, nothing but the server's end ends it.
+    # shellcheck disable=SC2086
+    stasis $verb </dev/null >"$shared/said" 2>&1 3>&- &
+    wait_until 20 has_ended $! || { kill -9 "$(cat "$shared/server")"; cat "$shared/said"; return 1; }
+    wait $! || { cat "$shared/said"; return 1; }
+  done
+}
+has_ended() { [[ ! -e /proc/$1 ]] || grep -q '^State:.Z' "/proc/$1/status"; }

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""held_back.py FOLDER: a CUDA program with code of a file that a process of its own serves (FUSE), in a
+user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
+FUSE device in FOLDER/fuse. Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
+import ctypes
+import mmap
+import os
+import struct
+import sys
+import time
+
+libc = ctypes.CDLL(None, use_errno=True)
+folder = sys.argv[1]
+SIZE = 1 << 20
+INIT, LOOKUP, GETATTR, OPEN, READ = 26, 1, 3, 14, 15
+FORGETS, ENOSYS = (2, 36, 42), 38
+
+
+def attributes(node: int) -> bytes:
+    mode, size = (0o40755, 0) if node == 1 else (0o100644, SIZE)
+    return struct.pack("6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+def serve(fuse: int) -> None:
+    while True:
+        request = os.read(fuse, 1 << 20)
+        _, kind, unique, node = struct.unpack_from("IIQQ", request)
+        error, answer = 0, b""
+        if kind == INIT:
+            answer = struct.pack("IIIIHHIIHHI28x", 7, 31, 4096, 0, 0, 0, 4096, 0, 0, 0, 0)
+        elif kind == LOOKUP:
+            answer = struct.pack("QQQQII", 2, 0, 1000, 1000, 0, 0) + attributes(2)
+        elif kind == GETATTR:
+            answer = struct.pack("QII", 1000, 0, 0) + attributes(node)
+        elif kind == OPEN:
+            answer = struct.pack("QII", 1, 0, 0)
+        elif kind == READ:
+            open(folder + "/held", "w").close()
+            continue
+        elif kind in FORGETS:
+            continue
+        else:
+            error = -ENOSYS
+        os.write(fuse, struct.pack("IiQ", 16 + len(answer), error, unique) + answer)
+
+
+def beside(act) -> None:
+    """Runs it in a process outside of this one's tree."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            act()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+try:
+    fuse = os.open(folder + "/fuse", os.O_RDWR)
+except OSError:
+    fuse = -1
+os.mkdir(folder + "/served")
+how = f"fd={fuse},rootmode=40000,user_id=0,group_id=0"
+if fuse < 0 or libc.mount(b"none", (folder + "/served").encode(), b"fuse", 0, how.encode()) != 0:
+    open(folder + "/none", "w").close()
+    sys.exit()
+
+
+def server() -> None:
+    open(folder + "/server", "w").write(str(os.getpid()))
+    serve(fuse)
+
+
+beside(server)
+file = os.open(folder + "/served/code", os.O_RDONLY)
+code = mmap.mmap(file, SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+os.close(fuse)
+beside(lambda: code[SIZE - 1])
+while not os.path.exists(folder + "/held"):
+    time.sleep(0.01)
+cuda = ctypes.CDLL("libcuda.so.1")
+context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
+open(folder + "/ready", "w").close()
+time.sleep(300)
