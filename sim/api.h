@@ -158,4 +158,9 @@ extern "C" {
 STASIS_SIM_API(STASIS_SIM_DECLARE)
 #undef STASIS_SIM_DECLARE
 stasis::cuda::fn::cuGetProcAddress_v1 cuGetProcAddress;
+// Not in the list: programs that ask for it by cuGetProcAddress would use it for more than is
+// simulated.
+stasis::cuda::CUresult cuMemGetHandleForAddressRange(void* handle, stasis::cuda::CUdeviceptr start,
+                                                     std::size_t size, int type,
+                                                     unsigned long long flags);
 }

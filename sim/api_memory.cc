@@ -1,4 +1,6 @@
 // Device, host and pooled memory, legacy IPC, and questions about pointers.
+#include <sys/mman.h>
+
 #include <cstring>
 
 #include "sim/api.h"
@@ -435,6 +437,22 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
                  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                  : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
+  });
+}
+
+// Of memory from a pool of its own a process gets a descriptor, of an imported one it does not
+// (H200, 580); those of pools are what is asked for. The descriptor stands for nothing here.
+CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr start, std::size_t size, int type,
+                                       unsigned long long flags) {
+  return passing([&](Driver& driver) -> CUresult {
+    constexpr int kDmaBuf = 1;
+    Allocation a;
+    if (!handle || type != kDmaBuf || flags != 0 || size == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!driver.memory.find(start, size, a)) return CUDA_ERROR_INVALID_VALUE;
+    if (!a.pool) return CUDA_ERROR_NOT_SUPPORTED;
+    const int fd = ::memfd_create("stasis-sim-range", MFD_CLOEXEC);
+    if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    return answer(handle, fd);
   });
 }
 

@@ -136,7 +136,9 @@ Result<void> CLibrary::read_loader(const proc::AddressSpace& space, const Librar
   if (const auto offset = loader.image().value<std::int64_t>("__rseq_offset")) {
     const bool fits = *offset < 0 ? *offset >= -static_cast<std::int64_t>(kLargestStaticSize)
                                   : *offset + kRseqSize <= static_cast<std::int64_t>(thread_size_);
-    if (!fits || *offset % 32 != 0) return unknown("its restartable sequences lie elsewhere");
+    const bool apart = *offset < 0 || *offset >= static_cast<std::int64_t>(kTcbHead);
+    if (!fits || !apart || *offset % 32 != 0)
+      return unknown("its restartable sequences lie elsewhere");
     rseq_offset_ = *offset;
     if (*offset < 0) deepest = static_cast<std::uint64_t>(-*offset);
   }

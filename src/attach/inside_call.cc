@@ -347,11 +347,17 @@ Result<Inside> Inside::open(Pid pid) {
   STASIS_TRY_ASSIGN(const auto info, procfs.process(pid));
   STASIS_TRY(check_process(pid, info));
   STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
-  STASIS_TRY_ASSIGN(auto mappings, procfs.mappings(pid));
   const auto within = [&](Error why) {
     why.message = fmt::format("process {} is not to be looked into: {}", pid.value, why.message);
     return fail(std::move(why));
   };
+  // First of all: a program that is just starting has one, and a library that says as little of its
+  // locks as one with several, and not yet where things lie.
+  if (procfs.threads(pid).size() < 2) {
+    return within(
+        Error{ErrorCode::kNotSupported, "it has one thread, which its C library relies on"});
+  }
+  STASIS_TRY_ASSIGN(auto mappings, procfs.mappings(pid));
   if (auto fits = check_mappings(mappings); !fits) return within(std::move(fits.error()));
   auto library = CLibrary::read(space, mappings);
   if (!library) return within(std::move(library.error()));

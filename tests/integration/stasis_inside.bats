@@ -60,10 +60,11 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   target_verifies
 }
 
-@test "memory of a pool is a program's own, and managed memory is what it is" {
+@test "memory of a pool is a program's own" {
   start_target pool --size 8M
   looks_into --memory "$TARGET"
-  assert_contains "$out" "clean"
+  assert_contains "$out" "handle-result 0"
+  assert_contains "$out" ", clean;"
   target_goes_on
   target_verifies
 }
@@ -194,6 +195,36 @@ END
     assert_equal "$status" 3 "$point"
     looks_into "$TARGET"
   done
+  ends_right
+}
+
+@test "a tool that is held up inside gives up, the program runs on, and the next call is made" {
+  local flag=$BATS_TEST_TMPDIR/slow before
+  LD_PRELOAD=$STASIS_BUILD/tests/slow_malloc.so STASIS_SLOW_MALLOC=$flag start_program idle
+  before=$(threads)
+  : >"$flag"
+  capture timeout 60 stasis-inside --nothing --timeout 100 "$TARGET"
+  assert_equal "$status" 3
+  assert_contains "$err" "has not come back in time"
+  assert_equal "$(threads)" $((before + 1)) "threads"
+  # It is not touched while a thread of the tool's may use it.
+  assert_equal "$(own_mappings)" 1 "mappings of the tool's"
+  rm "$flag"
+  no_thread_of_ours() { (($(threads) == before)); }
+  wait_until 60 no_thread_of_ours
+  looks_into --nothing --times 3 "$TARGET"
+  ends_right
+}
+
+@test "a call that has no time is cancelled, and leaves nothing behind" {
+  start_program load 4
+  local i
+  for ((i = 0; i < 20; ++i)); do
+    capture timeout 60 stasis-inside --simulated --timeout 0 "$TARGET"
+    ((status == 0)) || assert_contains "$err" "timeout"
+  done
+  looks_into "$TARGET"
+  (($(own_mappings) <= 1))
   ends_right
 }
 
