@@ -10,11 +10,11 @@
 
 // Of the section that the code lies in: the linker makes the first and the last of these.
 extern "C" {
-// NOLINTBEGIN(bugprone-reserved-identifier): the linker's names
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): the linker's names
 extern const unsigned char __start_stasis_inside[] __attribute__((visibility("hidden")));
 extern const unsigned char __stop_stasis_inside[] __attribute__((visibility("hidden")));
 extern const unsigned char stasis_inside_clone[] __attribute__((visibility("hidden")));
-// NOLINTEND(bugprone-reserved-identifier)
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 }
 
 namespace stasis::attach {

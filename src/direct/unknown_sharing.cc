@@ -54,9 +54,16 @@ Obstacle unknown(Pid pid, std::string what) {
           std::move(what),   std::string(kRemedy), Override::kIgnoreObstacles};
 }
 
+// An agent begins to talk with the first memory that it serves, or that the program imports: one
+// that is loaded and says nothing knows of none.
 bool has_agent(Pid pid) {
   const auto agent = direct::AgentClient::probe(pid);
-  return agent && agent->has_value();
+  if (agent && agent->has_value()) return true;
+  const proc::ProcFs procfs;
+  const auto loaded = procfs.maps_file(pid, "libstasis-preload.so");
+  const auto variables = procfs.environment(pid);
+  return loaded && *loaded && variables &&
+         std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") == variables->end();
 }
 
 void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle>& out) {

@@ -251,6 +251,11 @@ refused_untouched() {
   ((status != 0))
 }
 
+@test "an agent that is switched off knows nothing" {
+  STASIS_AGENT=off LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target ipc
+  refused_untouched suspend "$TARGET"
+}
+
 @test "two processes whose GPU memory is their own need no consent" {
   start_target collective --children 2 --size 256K --pause-ms 2
   done_by suspend "$TARGET"
