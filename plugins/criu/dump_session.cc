@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <iterator>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -171,8 +170,12 @@ Result<void> DumpSession::State::refuse_obstacles() {
   STASIS_TRY_ASSIGN(auto found, find_obstacles(*driver, proc::ProcFs(), fresh));
   // Once, before anything is done: while the driver holds them it does not answer there.
   if (!std::exchange(asked_inside, true) && !ignores_obstacles()) {
-    auto unknown = find_unknown_sharing(group->members(), driver->info().simulated);
-    std::move(unknown.begin(), unknown.end(), std::back_inserter(found));
+    for (Obstacle& one : find_unknown_sharing(group->members(), driver->info().simulated)) {
+      if (one.severity == Severity::kRed)
+        found.push_back(std::move(one));
+      else
+        ignored.push_back(fmt::format("process {}: {}", one.pid.value, one.what));
+    }
   }
   if (found.empty()) return {};
   Error why = describe_obstacles(found, fresh);

@@ -17,6 +17,9 @@ constexpr std::uint64_t kUnit = std::uint64_t{2} << 20;
 // What is asked at most, 0.4 s of questions; programs reserve terabytes for other purposes.
 constexpr std::uint64_t kMostQuestions = std::uint64_t{4} << 20;
 
+// As checkpoint/driver_obstacles.cc knows it: below lies a mapping that every CUDA process has.
+constexpr std::uint64_t kDriversOwn = std::uint64_t{1} << 40;
+
 bool is_driver(std::string_view name) { return name.starts_with("libcuda.so"); }
 
 }  // namespace
@@ -47,7 +50,8 @@ std::vector<SurveyRange> ranges_to_ask(std::span<const proc::Mapping> mappings, 
     // its GPU's files there.
     const bool is_reserved = mapping.inode == 0 && mapping.permissions == "---p";
     const bool is_file = mapping.inode != 0 && mapping.permissions.ends_with('s');
-    const bool is_managed = is_file && file_name(mapping).starts_with("nvidia-uvm");
+    const bool is_managed =
+        is_file && mapping.start >= kDriversOwn && file_name(mapping).starts_with("nvidia-uvm");
     if (!is_reserved && !is_managed && !(simulated && is_file)) continue;
     const std::uint64_t start = (mapping.start + kUnit - 1) / kUnit * kUnit;
     if (start >= mapping.end) continue;

@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::uint64_t kDevice = 2;
 constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kHigh = std::uint64_t{1} << 40;
 
 SurveyAnswer answer(std::uint64_t type, std::uint64_t ipc, std::uint64_t pool = 0,
                     std::uint32_t handle = kNotAsked) {
@@ -55,18 +56,19 @@ TEST(GpuSurvey, AsksWhereTheDriverHasAddresses) {
       {11 * kMiB, 12 * kMiB, "---p", 0, "", 0},  // in no unit of the driver's
       {12 * kMiB, 20 * kMiB, "---p", 0, "", 0},
       {20 * kMiB, 24 * kMiB, "---p", 0, "", 0},
-      {32 * kMiB, 64 * kMiB, "rw-s", 9, "/dev/nvidia-uvm", 5},
-      {64 * kMiB, 66 * kMiB, "rw-s", 7, "/dev/shm/x", 5},
-      {70 * kMiB, 80 * kMiB, "rw-p", 0, "[heap]", 0},
+      {32 * kMiB, 64 * kMiB, "rw-s", 9, "/dev/nvidia-uvm", 5},  // every CUDA process's
+      {kHigh + 32 * kMiB, kHigh + 64 * kMiB, "rw-s", 9, "/dev/nvidia-uvm", 5},
+      {kHigh + 64 * kMiB, kHigh + 66 * kMiB, "rw-s", 7, "/dev/shm/x", 5},
+      {kHigh + 70 * kMiB, kHigh + 80 * kMiB, "rw-p", 0, "[heap]", 0},
   };
   const auto real = ranges_to_ask(mappings, false);
   ASSERT_EQ(real.size(), 2U);
   EXPECT_EQ(real[0].start, 12 * kMiB);
   EXPECT_EQ(real[0].end, 24 * kMiB);
-  EXPECT_EQ(real[1].start, 32 * kMiB);
+  EXPECT_EQ(real[1].start, kHigh + 32 * kMiB);
   const auto simulated = ranges_to_ask(mappings, true);
-  ASSERT_EQ(simulated.size(), 2U) << "a file of a GPU's is a neighbour";
-  EXPECT_EQ(simulated[1].end, 66 * kMiB);
+  ASSERT_EQ(simulated.size(), 3U) << "there every shared file may be a GPU's";
+  EXPECT_EQ(simulated[2].end, kHigh + 66 * kMiB);
 }
 
 }  // namespace

@@ -115,12 +115,17 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     const ErrorCode code = survey.error().code;
     if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) continue;
     if (!sharing) sharing = sharers(with_cuda);
-    if (!sharing->contains(pid)) continue;
-    out.push_back(unknown(
-        pid, fmt::format("host memory that it shares with another process of the tree, and whether "
-                         "it shares GPU memory, too, is not known: {}; memory of another process "
-                         "the driver saves and cannot restore (the job would be lost)",
-                         survey.error().message)));
+    Obstacle obstacle = unknown(
+        pid,
+        fmt::format("GPU memory of which it is not known whether it is another process's, because "
+                    "the driver in it cannot be asked ({}); memory of another process the driver "
+                    "saves and cannot restore (the job would be lost)",
+                    survey.error().message));
+    if (sharing->contains(pid))
+      obstacle.what += "; it shares host memory with another process of the tree";
+    else
+      obstacle.severity = Severity::kYellow;
+    out.push_back(std::move(obstacle));
   }
   return out;
 }

@@ -12,8 +12,9 @@
 namespace stasis {
 
 // One for each process of which that cannot be ruled out, and for each that has managed memory
-// which cannot be seen from outside. `members` run. Where a process cannot be asked, only if it
-// shares host memory with another of them, which may be how they share that of the GPU.
+// which cannot be seen from outside. `members` run. Where a process cannot be asked it is red only
+// if the process shares host memory with another of them, which may be how they share that of the
+// GPU; otherwise yellow.
 std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& members, bool simulated);
 
 }  // namespace stasis

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -97,7 +98,13 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
 // A user who knows better has said so, and nothing inside the programs is asked.
 Result<void> refuse_unknown_sharing(const Environment& env, const Group& group, bool ignore) {
   if (ignore) return {};
-  const auto found = find_unknown_sharing(group.members(), env.driver.info().simulated);
+  auto found = find_unknown_sharing(group.members(), env.driver.info().simulated);
+  const auto red = std::stable_partition(found.begin(), found.end(), [](const Obstacle& one) {
+    return one.severity != Severity::kRed;
+  });
+  if (red != found.begin())
+    env.tell(describe_obstacles(std::span(found.begin(), red), group.infos()).message);
+  found.erase(found.begin(), red);
   if (found.empty()) return {};
   Error why = describe_obstacles(found, group.infos());
   why.remedy += fmt::format("; if they share none: {}", option_of(Override::kIgnoreObstacles));

@@ -1,30 +1,50 @@
+// stasis-inside --entries PID...: how the driver's functions in it begin, by which they could be
+// hooked; nothing in it is touched.
 // stasis-inside [--simulated] [--step BYTES] [--times N] [--timeout MS] [--memory] PID...: looks
 // into each process that runs (src/attach), says what the driver in it answered about its memory,
 // how long that took, and what is left there. Status 0 if every call was made, 3 if one was
 // refused, with the reason.
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "attach/gpu_survey.h"
 #include "attach/inside_call.h"
+#include "attach/libraries.h"
 #include "base/fault_point.h"
 #include "base/units.h"
+#include "preload/calls.h"
 #include "proc/procfs.h"
 
 namespace {
 
 using namespace stasis;  // NOLINT(google-build-using-namespace): a program
 
+// Those that the agent stands in front of.
+constexpr std::string_view kDriverCalls[] = {
+#define STASIS_NAME(name, ...) #name,
+#define STASIS_NAME_PTSZ(name, ...) #name, #name "_ptsz",
+#define STASIS_NAME_PTDS(name, ...) #name, #name "_ptds",
+    STASIS_GATED_CALLS(STASIS_NAME, STASIS_NAME_PTSZ, STASIS_NAME_PTDS)
+        STASIS_OWN_CALLS(STASIS_NAME)
+#undef STASIS_NAME
+#undef STASIS_NAME_PTSZ
+#undef STASIS_NAME_PTDS
+};
+
 struct Options {
   bool simulated = false;
   bool memory = false;
   bool nothing = false;
+  bool entries = false;
   std::uint64_t step = attach::kSurveyStep;
   std::uint64_t times = 1;
   std::uint64_t timeout_ms = 5000;
@@ -48,6 +68,8 @@ Options parse(int argc, char** argv) {
       out.memory = true;
     else if (word == "--nothing")
       out.nothing = true;
+    else if (word == "--entries")
+      out.entries = true;
     else if (word == "--step" && more)
       out.step = number(argv[++i]);
     else if (word == "--times" && more)
@@ -80,7 +102,34 @@ void print(const attach::GpuSurvey& survey, bool memory) {
   }
 }
 
+Result<void> show_entries(Pid pid) {
+  STASIS_TRY_ASSIGN(const auto space, proc::AddressSpace::open(pid));
+  STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(pid));
+  STASIS_TRY_ASSIGN(const auto drivers, attach::find_libraries(space, mappings, [](auto name) {
+                      return name.starts_with("libcuda.so");
+                    }));
+  for (const attach::Library& driver : drivers) {
+    std::map<std::string, std::vector<std::string_view>> by_beginning;
+    std::size_t missing = 0;
+    for (const std::string_view name : kDriverCalls) {
+      const auto at = driver.function(name);
+      std::array<unsigned char, 10> bytes{};
+      if (!at || !space.read(*at, bytes.data(), bytes.size())) {
+        ++missing;
+        continue;
+      }
+      by_beginning[fmt::format("{:02x}", fmt::join(bytes, " "))].push_back(name);
+    }
+    fmt::print("process {}: {}: {} of {} calls are not there\n", pid.value, driver.path(), missing,
+               std::size(kDriverCalls));
+    for (const auto& [bytes, names] : by_beginning)
+      fmt::print("  {}: {} calls, {}\n", bytes, names.size(), names.front());
+  }
+  return {};
+}
+
 Result<void> look_into(const Options& options, Pid pid) {
+  if (options.entries) return show_entries(pid);
   const std::chrono::milliseconds timeout(options.timeout_ms);
   const auto start = Clock::now();
   if (options.nothing) {

@@ -8,15 +8,18 @@
 //   alone       one thread
 //   filter      like idle, under a seccomp filter that allows everything
 //   refusing    like idle, under one that ends the program for clone(2)
+//   cuda-refusing [FILE]  the same with CUDA, and with memory shared by that file
 //   private     like idle, but no other may look into it (PR_SET_DUMPABLE)
 //   effective   like idle, with another effective user
 //   vfork       like idle, while its first thread waits for a child of vfork(2) again and again
 //   exec        becomes this program anew, every few milliseconds
 //   leaderless  like idle, but its first thread has ended
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -175,6 +178,15 @@ void wait_for_children() {
   }
 }
 
+// As processes do that hand something over; it ends with them.
+void share(const char* path) {
+  const int file = ::open(path, O_RDWR | O_CREAT, 0600);
+  RIGHT(::ftruncate(file, 4096) == 0);
+  RIGHT(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) != MAP_FAILED);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until both have it
+  ::unlink(path);
+}
+
 void idle() {
   std::thread([] {
     while (!g_end) {
@@ -230,6 +242,13 @@ int main(int argc, char** argv) {
     return 0;
   } else {
     idle();
+  }
+  if (mode == "cuda-refusing") {
+    RIGHT(cuda.load());
+    if (argc > 2) share(argv[2]);
+    unsigned long long at = 0;
+    RIGHT(cuda.set_current(cuda.context) == 0 && cuda.allocate(&at, 1 << 20) == 0);
+    filter(true);
   }
   if (mode == "filter") filter(false);
   if (mode == "refusing") filter(true);

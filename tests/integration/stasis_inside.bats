@@ -251,6 +251,37 @@ refused_untouched() {
   ((status != 0))
 }
 
+@test "processes that cannot be asked are suspended with a word, and refused if they share host memory" {
+  # Two that use CUDA, both with a filter that does not let a thread of the tool's be made.
+  [[ -x $STASIS_BUILD/bin/stasis-inside-target ]]
+  TARGET_LOG=$BATS_TEST_TMPDIR/program.log
+  # shellcheck disable=SC2016
+  (exec_on_gpu bash -c 'stasis-inside-target cuda-refusing & stasis-inside-target cuda-refusing & wait') \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  both_ready() { (($(grep -c ready "$TARGET_LOG") == 2)); }
+  wait_until 60 both_ready
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  done_by suspend "$TARGET"
+  assert_contains "$err" "cannot be asked"
+  in_state checkpointed "${CHILDREN[@]}"
+  done_by resume "$TARGET"
+  kill -KILL "${CHILDREN[@]}"
+  (exec_on_gpu bash -c 'stasis-inside-target cuda-refusing /dev/shm/inside-$$ & stasis-inside-target cuda-refusing /dev/shm/inside-$$ & wait') \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 both_ready
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "shares host memory"
+  done_by suspend "$TARGET" --ignore-obstacles
+  done_by resume "$TARGET"
+}
+
 @test "an agent that is switched off knows nothing" {
   STASIS_AGENT=off LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target ipc
   refused_untouched suspend "$TARGET"
