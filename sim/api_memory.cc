@@ -440,8 +440,8 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
   });
 }
 
-// Of memory from a pool of its own a process gets a descriptor, of an imported one it does not
-// (H200, 580); those of pools are what is asked for. The descriptor stands for nothing here.
+// Of memory that it has made itself a process gets a descriptor, of imported memory it does not
+// (seen of pools: H200, 580). The descriptor stands for nothing here.
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr start, std::size_t size, int type,
                                        unsigned long long flags) {
   return passing([&](Driver& driver) -> CUresult {
@@ -449,7 +449,9 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr start, std::siz
     Allocation a;
     if (!handle || type != kDmaBuf || flags != 0 || size == 0) return CUDA_ERROR_INVALID_VALUE;
     if (!driver.memory.find(start, size, a)) return CUDA_ERROR_INVALID_VALUE;
-    if (!a.pool) return CUDA_ERROR_NOT_SUPPORTED;
+    const bool is_made_here = (a.kind == Kind::kDevice || a.kind == Kind::kMapped) &&
+                              (!a.object || a.object->origin == Object::Origin::kOwn);
+    if (!is_made_here) return CUDA_ERROR_NOT_SUPPORTED;
     const int fd = ::memfd_create("stasis-sim-range", MFD_CLOEXEC);
     if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     return answer(handle, fd);

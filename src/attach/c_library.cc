@@ -93,12 +93,13 @@ Result<CLibrary> CLibrary::read(const proc::AddressSpace& space,
 }
 
 Result<void> CLibrary::read_descriptors(const Library& library) {
-  const std::array<std::pair<std::string_view, std::uint64_t*>, 5> functions{
+  const std::array<std::pair<std::string_view, std::uint64_t*>, 6> functions{
       {{"pthread_create", &create_},
        {"pthread_attr_init", &attr_init_},
        {"pthread_attr_setdetachstate", &attr_detach_},
        {"dlopen", &dlopen_},
-       {"dlsym", &dlsym_}}};
+       {"dlsym", &dlsym_},
+       {"dlerror", &dlerror_}}};
   for (const auto& [name, at] : functions) {
     const auto found = library.function(name);
     if (!found)

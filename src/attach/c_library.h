@@ -49,6 +49,7 @@ class CLibrary {
   std::uint64_t attr_set_detached() const { return attr_detach_; }
   std::uint64_t dlopen() const { return dlopen_; }
   std::uint64_t dlsym() const { return dlsym_; }
+  std::uint64_t dlerror() const { return dlerror_; }
 
   std::uint64_t thread_size() const { return thread_size_; }  // of struct pthread
   std::uint64_t tid_offset() const { return tid_offset_; }
@@ -94,6 +95,7 @@ class CLibrary {
   std::uint64_t attr_detach_ = 0;
   std::uint64_t dlopen_ = 0;
   std::uint64_t dlsym_ = 0;
+  std::uint64_t dlerror_ = 0;
   std::uint64_t thread_size_ = 0;
   std::uint64_t tid_offset_ = 0;
   std::uint64_t vector_offset_ = 0;

@@ -19,6 +19,7 @@ enum class InsideState : std::uint32_t {
 enum class InsideJob : std::uint32_t {
   kNothing = 0,  // proves that a thread can be made
   kSurvey = 1,   // asks the driver what lies where
+  kLoad = 2,     // loads a library and calls a function of it
 };
 
 // How cuPointerGetAttributes answers, by the number of the attribute.
@@ -88,6 +89,18 @@ struct InsideBlock {
   std::uint64_t answer_count;
   std::uint64_t questions;
   std::uint64_t dense_questions;
+  // A library, from a descriptor of the target's, which is closed afterwards.
+  std::uint64_t dlopen;
+  std::uint64_t dlsym;
+  std::uint64_t dlerror;
+  std::int32_t descriptor;
+  std::int32_t result;     // the function's
+  std::uint64_t argument;  // handed to it
+  std::uint64_t handle;    // 0: it was not loaded
+  std::uint64_t function;  // 0: it is not there
+  char name[64];           // of the function
+  char path[64];           // by which it is loaded; none is loaded twice by the same
+  char error[256];         // the loader's words
 };
 inline constexpr std::size_t kWayBackInBlock = 32;
 static_assert(offsetof(InsideBlock, way_back) == kWayBackInBlock, "inside_code.cc jumps by it");

@@ -1,11 +1,15 @@
 #include "attach/inside_call.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <system_error>
@@ -18,6 +22,7 @@
 #include "attach/seccomp_filter.h"
 #include "attach/suitable.h"
 #include "base/fault_point.h"
+#include "base/printable.h"
 #include "base/units.h"
 #include "proc/parking.h"
 #include "proc/remote_syscall.h"
@@ -36,6 +41,7 @@ constexpr std::size_t kMostTried = 64;
 constexpr std::chrono::milliseconds kGoingAway{500};
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{2000};
+constexpr std::size_t kLargestPiece = std::size_t{1} << 20;
 constexpr std::uint64_t kCloneFlags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND |
                                       CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS |
                                       CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -164,6 +170,7 @@ class InsideCall {
                                             thread_.size()));
           }
           STASIS_TRY(write_block(way_back(room)));
+          if (work_.job == InsideJob::kLoad) STASIS_TRY(copy_library(call));
           STASIS_TRY(fault(FaultPoint::kInsideMapped));
           const std::uint64_t self = lot_.data + lot_.layout.thread;
           const std::array<std::uint64_t, 6> arguments{kCloneFlags,
@@ -199,6 +206,43 @@ class InsideCall {
                        : Result<void>();
   }
 
+  // Into memory of the target's, by a descriptor that only the tool and it know of.
+  Result<void> copy_library(const SystemCall& call) {
+    const std::uint64_t name = lot_.data + offsetof(InsideBlock, path);
+    STASIS_TRY(write_text(name, work_.library_name, sizeof(InsideBlock::path)));
+    STASIS_TRY(write_text(lot_.data + offsetof(InsideBlock, name), work_.function,
+                          sizeof(InsideBlock::name)));
+    const std::array<std::uint64_t, 2> arguments{name, MFD_CLOEXEC};
+    STASIS_TRY_ASSIGN(const auto descriptor, call(SYS_memfd_create, arguments));
+    if (descriptor < 0) return fail(refused(pid_, "make a file in memory", descriptor));
+    const auto number = static_cast<std::int32_t>(descriptor);
+    STASIS_TRY(inside_.space_.write(lot_.data + offsetof(InsideBlock, descriptor), &number,
+                                    sizeof number));
+    auto done = fill(fmt::format("/proc/{}/fd/{}", pid_.value, number));
+    const std::array<std::uint64_t, 1> same{static_cast<std::uint64_t>(number)};
+    if (!done) (void)call(SYS_close, same);
+    return done;
+  }
+
+  Result<void> fill(const std::string& path) const {
+    STASIS_TRY_ASSIGN(const auto file, open_checked(AT_FDCWD, path, O_RDWR, &is_memory_file));
+    std::vector<char> piece(kLargestPiece);
+    for (off_t at = 0;;) {
+      const ssize_t got = ::pread(work_.library->get(), piece.data(), piece.size(), at);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return fail(errno_error("cannot read a library", errno));
+      if (got == 0) return {};
+      STASIS_TRY(write_all(file.get(), piece.data(), static_cast<std::size_t>(got), path));
+      at += got;
+    }
+  }
+
+  // With the zero at its end; cut if it is too long for that.
+  Result<void> write_text(std::uint64_t at, const std::string& text, std::size_t room) const {
+    const std::string fits = text.substr(0, room - 1);
+    return inside_.space_.write(at, fits.c_str(), fits.size() + 1);
+  }
+
   Result<void> write_block(std::uint64_t way_back) {
     const CLibrary& library = inside_.library_;
     InsideBlock block{};
@@ -221,6 +265,10 @@ class InsideCall {
     block.step = std::max<std::uint64_t>(work_.step, kPage);
     block.answers = lot_.data + lot_.layout.answers;
     block.answer_room = kMostAnswers;
+    block.dlopen = library.dlopen();
+    block.dlsym = library.dlsym();
+    block.dlerror = library.dlerror();
+    block.argument = work_.argument;
     const std::uint32_t none = 0;
     STASIS_TRY(inside_.space_.write(lot_.data + lot_.layout.thread + library.tid_offset(), &none,
                                     sizeof none));
@@ -367,6 +415,23 @@ Result<Inside> Inside::open(Pid pid) {
   if (now.id() != info.id())
     return fail(ErrorCode::kProcessGone, fmt::format("process {} has ended", pid.value));
   return Inside(std::move(space), info.id(), std::move(mappings), std::move(*library));
+}
+
+Result<int> load_inside(const Inside& inside, const UniqueFd& file, const std::string& name,
+                        const std::string& function, std::uint64_t argument,
+                        std::chrono::milliseconds timeout) {
+  InsideWork work{InsideJob::kLoad};
+  work.library = &file;
+  work.library_name = name;
+  work.function = function;
+  work.argument = argument;
+  STASIS_TRY_ASSIGN(const auto answer, call_inside(inside, work, timeout));
+  if (answer.block.function != 0) return answer.block.result;
+  const char* text = answer.block.error;
+  const std::string words(text, ::strnlen(text, sizeof answer.block.error));
+  return fail(ErrorCode::kNotSupported,
+              fmt::format("process {} cannot load {}: {}", inside.space().pid().value, name,
+                          printable(words)));
 }
 
 Result<InsideAnswer> call_inside(const Inside& inside, const InsideWork& work,

@@ -12,10 +12,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "attach/c_library.h"
 #include "attach/inside_block.h"
+#include "base/fd.h"
 #include "base/result.h"
 #include "proc/address_space.h"
 #include "proc/process_id.h"
@@ -55,6 +57,11 @@ struct InsideWork {
   std::uint64_t get_handle = 0;
   std::vector<SurveyRange> ranges = {};  // kMostRanges at most
   std::uint64_t step = 0;
+  // Of a library that is loaded: its file, open here, what of it is called, and with what.
+  const UniqueFd* library = nullptr;
+  std::string library_name = {};  // by which it is seen in the target's mappings
+  std::string function = {};
+  std::uint64_t argument = 0;
 };
 
 struct InsideAnswer {
@@ -64,6 +71,13 @@ struct InsideAnswer {
   // call uses it.
   std::uint64_t kept_bytes = 0;
 };
+
+// Has the target load the library of `file`, a copy of it, so that neither a path nor a mount
+// namespace matters, and call `function` of it (int(uint64_t)) with `argument`; its answer. The
+// library stays. kNotSupported, with the loader's words.
+Result<int> load_inside(const Inside& inside, const UniqueFd& file, const std::string& name,
+                        const std::string& function, std::uint64_t argument,
+                        std::chrono::milliseconds timeout);
 
 // kTimeout: a thread of ours is still inside, and its memory stays. On every other error it is
 // gone, or was never made. kNotSupported: the target refuses what is needed.

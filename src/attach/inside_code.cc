@@ -163,6 +163,61 @@ INSIDE void survey(InsideBlock* block) {
   }
 }
 
+INSIDE void close_library(InsideBlock* block) {
+  if (block->job == static_cast<std::uint32_t>(InsideJob::kLoad))
+    (void)call(kSysClose, static_cast<std::uint64_t>(block->descriptor), 0, 0, 0);
+}
+
+INSIDE char* put_number(char* at, std::uint32_t number) {
+  std::uint32_t unit = 1;
+  while (number / unit >= 10)
+    unit *= 10;
+  for (; unit != 0; unit /= 10)
+    *at++ = static_cast<char>('0' + number / unit % 10);
+  return at;
+}
+
+// "/proc/self/task/TID/fd/N": of a program in whatever mount namespace, and by a name that no other
+// library has, as the loader compares them.
+INSIDE void make_path(InsideBlock* block) {
+  volatile std::uint64_t words[3];
+  words[0] = 0x65732f636f72702f;  // "/proc/se"
+  words[1] = 0x2f6b7361742f666c;  // "lf/task/"
+  words[2] = 0x2f64662f;          // "/fd/"
+  const volatile char* text = reinterpret_cast<const volatile char*>(words);
+  char* at = block->path;
+  for (int i = 0; i < 16; ++i)
+    *at++ = text[i];
+  at = put_number(at, static_cast<std::uint32_t>(block->tid));
+  for (int i = 16; i < 20; ++i)
+    *at++ = text[i];
+  at = put_number(at, static_cast<std::uint32_t>(block->descriptor));
+  *at = 0;
+}
+
+INSIDE void note_error(InsideBlock* block) {
+  using Function = const char* (*)();
+  const char* text = reinterpret_cast<Function>(block->dlerror)();
+  for (unsigned i = 0; text != nullptr && i + 1 < sizeof block->error && text[i] != 0; ++i)
+    *const_cast<volatile char*>(&block->error[i]) = text[i];
+}
+
+INSIDE void load(InsideBlock* block) {
+  using Open = void* (*)(const char*, int);
+  using Symbol = void* (*)(void*, const char*);
+  using Function = int (*)(std::uint64_t);
+  constexpr int kNowAndLocal = 2;
+  make_path(block);
+  void* library = reinterpret_cast<Open>(block->dlopen)(block->path, kNowAndLocal);
+  close_library(block);
+  block->handle = address_of(library);
+  if (library == nullptr) return note_error(block);
+  void* function = reinterpret_cast<Symbol>(block->dlsym)(library, block->name);
+  block->function = address_of(function);
+  if (function == nullptr) return note_error(block);
+  block->result = reinterpret_cast<Function>(function)(block->argument);
+}
+
 INSIDE void* second(void* argument) {
   auto* block = static_cast<InsideBlock*>(argument);
   volatile std::uint64_t name[2];
@@ -172,10 +227,12 @@ INSIDE void* second(void* argument) {
   block->tid = static_cast<std::int32_t>(call(kSysTid, 0, 0, 0, 0));
   set(block->state, InsideState::kBegun);
   if (is_cancelled(block)) {
+    close_library(block);
     set(block->state, InsideState::kCancelled);
     return nullptr;
   }
   if (block->job == static_cast<std::uint32_t>(InsideJob::kSurvey)) survey(block);
+  if (block->job == static_cast<std::uint32_t>(InsideJob::kLoad)) load(block);
   set(block->state, is_cancelled(block) ? InsideState::kCancelled : InsideState::kDone);
   return nullptr;
 }
@@ -194,6 +251,7 @@ void first(InsideBlock* block) {
   }
   set(block->first_state, InsideState::kBegun);
   if (is_cancelled(block)) {
+    close_library(block);
     set(block->first_state, InsideState::kCancelled);
   } else {
     using Init = int (*)(void*);
@@ -203,6 +261,7 @@ void first(InsideBlock* block) {
     reinterpret_cast<SetDetached>(block->attr_set_detached)(block->attributes, 1);
     const auto create = reinterpret_cast<Create>(block->pthread_create);
     block->create_error = create(&block->thread, block->attributes, second, block);
+    if (block->create_error != 0) close_library(block);
     set(block->first_state, block->create_error == 0 ? InsideState::kDone : InsideState::kFailed);
   }
   for (;;)

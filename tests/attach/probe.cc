@@ -1,9 +1,13 @@
 // stasis-inside --entries PID...: how the driver's functions in it begin, by which they could be
 // hooked; nothing in it is touched.
+// stasis-inside --load FILE --call FUNCTION PID...: has it load the library, and prints what the
+// function of it answers to 17.
 // stasis-inside [--simulated] [--step BYTES] [--times N] [--timeout MS] [--memory] PID...: looks
 // into each process that runs (src/attach), says what the driver in it answered about its memory,
 // how long that took, and what is left there. Status 0 if every call was made, 3 if one was
 // refused, with the reason.
+#include <fcntl.h>
+
 #include <array>
 #include <charconv>
 #include <chrono>
@@ -20,6 +24,7 @@
 #include "attach/inside_call.h"
 #include "attach/libraries.h"
 #include "base/fault_point.h"
+#include "base/fd.h"
 #include "base/units.h"
 #include "preload/calls.h"
 #include "proc/procfs.h"
@@ -45,6 +50,8 @@ struct Options {
   bool memory = false;
   bool nothing = false;
   bool entries = false;
+  std::string library;
+  std::string function;
   std::uint64_t step = attach::kSurveyStep;
   std::uint64_t times = 1;
   std::uint64_t timeout_ms = 5000;
@@ -70,6 +77,10 @@ Options parse(int argc, char** argv) {
       out.nothing = true;
     else if (word == "--entries")
       out.entries = true;
+    else if (word == "--load" && more)
+      out.library = argv[++i];
+    else if (word == "--call" && more)
+      out.function = argv[++i];
     else if (word == "--step" && more)
       out.step = number(argv[++i]);
     else if (word == "--times" && more)
@@ -132,6 +143,14 @@ Result<void> look_into(const Options& options, Pid pid) {
   if (options.entries) return show_entries(pid);
   const std::chrono::milliseconds timeout(options.timeout_ms);
   const auto start = Clock::now();
+  if (!options.library.empty()) {
+    STASIS_TRY_ASSIGN(const auto file, open_file(AT_FDCWD, options.library, O_RDONLY));
+    STASIS_TRY_ASSIGN(const auto inside, attach::Inside::open(pid));
+    STASIS_TRY_ASSIGN(const int answer, attach::load_inside(inside, file, "libstasis-loaded.so",
+                                                            options.function, 17, timeout));
+    fmt::print("process {}: {} answers {}\n", pid.value, options.function, answer);
+    return {};
+  }
   if (options.nothing) {
     for (std::uint64_t i = 0; i < options.times; ++i) {
       STASIS_TRY_ASSIGN(const auto inside, attach::Inside::open(pid));

@@ -92,6 +92,38 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   ends_right
 }
 
+@test "a program that was looked into is suspended, dumped and restored, and looked into again" {
+  need_root "CRIU"
+  start_target threads
+  looks_into --times 3 "$TARGET"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  looks_into --times 3 "$TARGET"
+  dump_it
+  restore_it
+  target_goes_on
+  looks_into --times 3 "$TARGET"
+  target_goes_on
+  restored_verifies 1
+}
+
+@test "a library is loaded into a program that runs, also where it sees no file of ours" {
+  local library=$STASIS_BUILD/tests/loaded_inside.so
+  start_program load 20
+  looks_into --load "$library" --call stasis_loaded "$TARGET"
+  assert_contains "$out" "answers 1022"
+  looks_into --load "$library" --call stasis_loaded "$TARGET"
+  assert_contains "$out" "answers 1022"
+  capture timeout 60 stasis-inside --load "$library" --call nothing_there "$TARGET"
+  assert_equal "$status" 3
+  assert_contains "$err" "undefined symbol: nothing_there"
+  capture timeout 60 stasis-inside --load "$BATS_TEST_FILENAME" --call stasis_loaded "$TARGET"
+  assert_equal "$status" 3
+  assert_contains "$err" "cannot load"
+  (($(descriptors) < 30))
+  ends_right
+}
+
 # --- Whom it leaves alone
 
 @test "a static program is left alone" {
