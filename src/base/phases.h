@@ -1,6 +1,7 @@
 // How long the parts of an operation take.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,24 @@ struct PhaseRecord {
   bool operator==(const PhaseRecord&) const = default;
 };
 
+// The phase that is under way in this process, for what shows it beside the work; empty between
+// them. Any thread.
+class CurrentPhase {
+ public:
+  static void set(std::string name) {
+    const std::scoped_lock lock(mutex_);
+    name_ = std::move(name);
+  }
+  static std::string get() {
+    const std::scoped_lock lock(mutex_);
+    return name_;
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::string name_;
+};
+
 // Measures phases one after the other.
 class Phases {
  public:
@@ -30,9 +49,11 @@ class Phases {
     end();
     name_ = std::move(name);
     start_ = Clock::now();
+    CurrentPhase::set(name_);
   }
   void end() {
     if (name_.empty()) return;
+    CurrentPhase::set({});
     trace_record({TraceKind::kPhase, name_, start_, Clock::now(), 0, {}, 0});
     done_.push_back({std::exchange(name_, {}), since(start_).count()});
   }

@@ -6,6 +6,7 @@
 
 #include "cli/help.h"
 #include "cli/target.h"
+#include "cli/ticker.h"
 #include "cli/verbs.h"
 #include "job/shared_memory.h"
 
@@ -92,6 +93,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   }
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(options.dump.base ? Context::Movers::kDigests
                                                                        : Context::Movers::kOne));
+  const Ticker ticker(context.terminal);
   STASIS_TRY_ASSIGN(auto report,
                     dump(context.environment(*driver), options.target.pid, options.dump));
   if (context.json) {

@@ -64,8 +64,9 @@ std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
   std::vector<std::string> known;
   if (is_option) {
     for (const CLI::Option* option : (verb == nullptr ? &app : verb)->get_options())
-      for (const std::string& name : option->get_lnames())
-        known.push_back("--" + name);
+      if (!option->get_group().empty())
+        for (const std::string& name : option->get_lnames())
+          known.push_back("--" + name);
   } else {
     for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
       if (!one->get_group().empty()) known.push_back(one->get_name());

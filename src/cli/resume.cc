@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/target.h"
+#include "cli/ticker.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -36,6 +37,7 @@ Verb add_resume(CLI::App& app) {
             context.interrupt.set_time_limit(options->limit);
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
+            const Ticker ticker(context.terminal);
             STASIS_TRY_ASSIGN(auto report, resume(context.environment(*driver), options->target.pid,
                                                   resume_options));
             if (context.json) {

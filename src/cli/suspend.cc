@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/target.h"
+#include "cli/ticker.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -25,6 +26,7 @@ Verb add_suspend(CLI::App& app) {
   return {command, [options](Context& context) -> Result<int> {
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
+            const Ticker ticker(context.terminal);
             STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
                                                    options->target.pid, options->suspend));
             if (context.json) {

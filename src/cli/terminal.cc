@@ -89,30 +89,43 @@ void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t 
   quietly([&] {
     const std::scoped_lock lock(mutex_);
     if (!tty_ || quiet_) return;
-    const auto now = Clock::now();
-    if (phase != phase_) {
-      clear_line(kProgressTimeout);
-      phase_ = phase;
-      phase_start_ = now;
-      last_shown_ = {};
-    }
-    if (now - phase_start_ < kQuietTime || now - last_shown_ < kInterval) return;
-    last_shown_ = now;
-    std::string line = fmt::format("{:<11}", phase);
-    if (total > 0) {
-      const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
-      const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));
-      line += fmt::format("[{}{}] {:3.0f}%  ", std::string(filled, '#'),
-                          std::string(kBarWidth - filled, '.'), share * 100);
-    }
-    line += done == 0 && total == 0
-                ? format_age(std::chrono::duration_cast<std::chrono::seconds>(now - phase_start_))
-                : fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
-    const std::size_t width = terminal_width();
-    if (line.size() >= width) line.resize(width - 1);
-    write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressTimeout);
-    line_shown_ = true;
+    last_told_ = Clock::now();
+    show_progress(phase, done, total);
   });
+}
+
+void Terminal::tick(const std::string& phase) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    if (!tty_ || quiet_ || phase.empty() || Clock::now() - last_told_ < kQuietTime) return;
+    show_progress(phase, 0, 0);
+  });
+}
+
+void Terminal::show_progress(std::string_view phase, std::uint64_t done, std::uint64_t total) {
+  const auto now = Clock::now();
+  if (phase != phase_) {
+    clear_line(kProgressTimeout);
+    phase_ = phase;
+    phase_start_ = now;
+    last_shown_ = {};
+  }
+  if (now - phase_start_ < kQuietTime || now - last_shown_ < kInterval) return;
+  last_shown_ = now;
+  std::string line = fmt::format("{:<11}", phase);
+  if (total > 0) {
+    const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+    const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));
+    line += fmt::format("[{}{}] {:3.0f}%  ", std::string(filled, '#'),
+                        std::string(kBarWidth - filled, '.'), share * 100);
+  }
+  line += done == 0 && total == 0
+              ? format_age(std::chrono::duration_cast<std::chrono::seconds>(now - phase_start_))
+              : fmt::format("{}  {}", format_bytes(done), format_rate(done, now - phase_start_));
+  const std::size_t width = terminal_width();
+  if (line.size() >= width) line.resize(width - 1);
+  write_text(STDERR_FILENO, "\r\x1b[K" + line, kProgressTimeout);
+  line_shown_ = true;
 }
 
 std::optional<std::size_t> Terminal::columns() noexcept {

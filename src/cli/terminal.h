@@ -38,6 +38,9 @@ class Terminal final : public Progress {
   // One moving line for a step that takes over a second; nothing if standard error is no terminal.
   void update(std::string_view phase, std::uint64_t done, std::uint64_t total) noexcept override;
 
+  // The same of a step that tells nothing itself; left out while update() is called.
+  void tick(const std::string& phase) noexcept;
+
   // Whatever a terminal could obey is replaced by '?' in all of these.
   void out(const std::string& line) noexcept;        // a result
   void out_block(const std::string& text) noexcept;  // the same, of several lines
@@ -55,6 +58,7 @@ class Terminal final : public Progress {
 
  private:
   void clear_line(int timeout);
+  void show_progress(std::string_view phase, std::uint64_t done, std::uint64_t total);
   void write_result(const std::string& text);
 
   std::mutex mutex_;
@@ -69,6 +73,7 @@ class Terminal final : public Progress {
   std::string phase_;
   Clock::time_point phase_start_;
   Clock::time_point last_shown_;
+  Clock::time_point last_told_;  // by update()
 };
 
 // "stasis: error: " and the text, on standard error, for code that has no Terminal. What cannot be

@@ -106,6 +106,8 @@ completed() {
   [[ $err != *"--foo"* ]]
   refused 2 usage -- dump 1
   [[ $err != *"did you mean"* ]]
+  refused 2 usage --config x # not an option that is hidden
+  [[ $err != *"did you mean"* ]]
   refused 2 usage --versoin
   assert_contains "$err" "did you mean '--version'?"
   refused 2 usage --jsno ps

@@ -79,6 +79,13 @@ PY
   (($(most_columns) <= 60))
 }
 
+@test "a phase that tells no progress is seen to go on when it takes over a second" {
+  start_target memory --size 1M
+  STASIS_SIM_FAULTS=lock:delay=5s WHEN='lock +1 s' on_a_terminal 20 stasis suspend "$TARGET"
+  grep -qaE 'lock +1 s' "$BATS_TEST_TMPDIR/tty"
+  wait_until 60 in_state running
+}
+
 @test "an error is red on a terminal, and nothing is with NO_COLOR, on a dumb one and through a pipe" {
   local said=$BATS_TEST_TMPDIR/tty plain
   on_a_terminal 60 stasis suspend 2147483647

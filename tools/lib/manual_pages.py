@@ -26,7 +26,20 @@ back. SINCE is how long ago Stasis suspended it, or, for one that is not suspend
 another tool has suspended it. OPERATION is what is under way, with the process that does it, or what was cut
 short: `stasis recover` mends that.
 .PP
+On a terminal that is too narrow columns are left out, first those that say nothing, never NAME; \\-\\-columns
+names them, and \\-\\-format csv gives all of them.
+.PP
 With \\-\\-watch it goes on until it is ended (Ctrl\\-C). With \\-\\-json that gives one object a line.
+""", "doctor": """.PP
+The first three lines are the verdict: whether a suspend, a dump, and a restore on this machine are possible, as
+far as that can be known beforehand, and if not, why. Then comes what is red (it will fail), then yellow (it
+works, with a limit); green, what is fine, only with \\-v.
+""", "config": """.PP
+Defaults come from /etc/stasis/config, and from ~/.config/stasis/config ($XDG_CONFIG_HOME/stasis/config), which
+is stronger; variables of the environment are stronger than both, and the command line is strongest. The files
+are TOML: a key is the long name of an option, a section the name of a verb, and a key above all sections holds
+for every verb that has the option. A file that another user than root and the caller owns or can write, or a
+folder or link on the way to it, is not read. STASIS_CONFIG names a file in place of both; empty: none.
 """}
 FOLDERS = {"--images-dir"}
 FILES = {"--criu", "--output"}

@@ -1,0 +1,43 @@
+#include "cli/ticker.h"
+
+#include <chrono>
+#include <csignal>
+#include <system_error>
+
+#include "base/phases.h"
+
+namespace stasis::cli {
+
+Ticker::Ticker(Terminal& terminal) {
+  if (!terminal.has_moving_line()) return;
+  // Signals are for the thread that waits in the operation.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    thread_ = std::thread([this, &terminal] { run(terminal); });
+  } catch (const std::system_error&) {
+    // No thread to be had: the operation is no worse for it.
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Ticker::~Ticker() {
+  if (!thread_.joinable()) return;
+  {
+    const std::scoped_lock lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void Ticker::run(Terminal& terminal) {
+  constexpr std::chrono::milliseconds kInterval{200};
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kInterval, [this] { return ends_; }))
+    terminal.tick(CurrentPhase::get());
+}
+
+}  // namespace stasis::cli
