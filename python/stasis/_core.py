@@ -378,8 +378,8 @@ def recover(pid=None, *, note=None):
     return [
         Recovered(
             one["pid"],
-            one["operation"],
-            one["images_dir"],
+            one["operation"] or "",
+            one["images_dir"] or "",
             tuple(map(_process_report, one["processes"])),
             one["finished"],
             one["image_kept"],

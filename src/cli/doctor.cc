@@ -5,10 +5,13 @@
 
 #include <fmt/format.h>
 
+#include "base/phases.h"
+#include "base/scope_guard.h"
 #include "base/trace.h"
 #include "checkpoint/group.h"
 #include "cli/help.h"
 #include "cli/target.h"
+#include "cli/ticker.h"
 #include "cli/verbs.h"
 #include "doctor/machine.h"
 #include "doctor/processes.h"
@@ -138,15 +141,23 @@ Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& option
 Result<int> run(Context& context, Options& options) {
   STASIS_TRY(reach(context, options.target));
   const auto driver = context.load_driver(Context::Movers::kNone);
+  std::optional<Ticker> ticker;
+  options.machine.on_forked = [&] {
+    CurrentPhase::set(options.machine.trial ? "trial" : "machine");
+    ticker.emplace(context.terminal);
+  };
+  const ScopeGuard end_phase([] { CurrentPhase::set({}); });
   Span span(TraceKind::kPhase, "machine");
   const std::vector<Obstacle> machine = examine_machine(driver, options.machine, context.interrupt);
   span.end();
   STASIS_TRY(context.interrupt.check());
   std::vector<Obstacle> tree;
   if (options.target.pid.value != 0 && driver) {
+    CurrentPhase::set("processes");
     STASIS_TRY_ASSIGN(auto found, examine_tree(**driver, options));
     tree = std::move(found);
   }
+  ticker.reset();
   const Severity severity = std::max(worst(machine), worst(tree));
   const int status = severity == Severity::kRed ? 1 : 0;
   const Verdict verdict = verdict_of(machine, tree);

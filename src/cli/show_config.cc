@@ -59,6 +59,15 @@ std::optional<Error> check_values(CLI::App& app, const Configuration& configurat
 }
 
 Result<int> run_config(Context& context, CLI::App& app, const std::string& verb) {
+  const auto verbs =
+      app.get_subcommands([](const CLI::App* one) { return !one->get_group().empty(); });
+  const bool known = verb.empty() || std::any_of(verbs.begin(), verbs.end(), [&](CLI::App* one) {
+                       return one->get_name() == verb;
+                     });
+  if (!known) {
+    return fail(ErrorCode::kUsage, fmt::format("there is no verb '{}'", verb),
+                "`stasis --help` lists them");
+  }
   const Configuration configuration = read_configuration(app);
   std::optional<Error> error = configuration.error;
   if (!error) error = check_values(app, configuration);

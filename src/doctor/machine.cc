@@ -67,7 +67,10 @@ std::vector<Obstacle> examine_machine(const Result<std::unique_ptr<Driver>>& dri
       },
       // Before anything that might initialise the driver here: a forked child would have no CUDA.
       [&] {
-        if (options.trial && driver) try_gpus(**driver, gpus, interrupt, out);
+        if (options.trial && driver)
+          try_gpus(**driver, gpus, interrupt, options.on_forked, out);
+        else if (options.on_forked)
+          options.on_forked();
         if (driver) gpu_bytes = gpu_memory_in_use(**driver, gpus);
       },
       [&] { probe_mps(folders, out); },

@@ -2,6 +2,7 @@
 // and room. Changes nothing; the trial acts on a process of the doctor's own.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,8 @@ struct MachineOptions {
   std::optional<std::string> criu_path;  // as Criu::find() takes it
   std::string images_dir;                // whose disk is looked at; empty: none
   bool trial = true;  // suspend and resume a process of the doctor's own on each GPU
+  // Called once when this process may have more threads than one. May be empty.
+  std::function<void()> on_forked = {};
 };
 
 // Every obstacle, green ones too, in the order in which one would mend them. `driver` is what

@@ -402,7 +402,7 @@ std::map<GpuUuid, int> users_of_gpus(Driver& driver) {
 }  // namespace
 
 void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& interrupt,
-              std::vector<Obstacle>& out) {
+              const std::function<void()>& on_forked, std::vector<Obstacle>& out) {
   // All of them before the first call of the driver: a restore initialises CUDA in this process,
   // and a child that is forked after that has none.
   std::vector<std::pair<std::string, Result<Child>>> children;
@@ -421,6 +421,7 @@ void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& int
     }
     children.emplace_back(name, Child::start(driver.info().library, gpus[i].uuid));
   }
+  if (on_forked) on_forked();
   for (auto& [gpu, child] : children) {
     if (!interrupt.check()) return;
     if (!child) {

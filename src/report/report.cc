@@ -95,8 +95,8 @@ json to_json(const RecoverReport& report) {
     processes.push_back(to_json(process));
   }
   return {{"pid", report.root.value},
-          {"operation", report.operation},
-          {"images_dir", report.image},
+          {"operation", or_null(report.operation)},
+          {"images_dir", or_null(report.image)},
           {"processes", processes},
           {"finished", report.finished},
           {"image_kept", report.image_kept},

@@ -17,6 +17,11 @@ teardown() { end_stasis; }
   assert_equal "$(head -1 <<<"$out")" "$CONFIG: read"
   grep -qE "^all +--driver-timeout +7s +$CONFIG\$" <<<"$out"
   grep -qE "^dump +--compress +lz4 +$CONFIG\$" <<<"$out"
+  done_by config dump
+  [[ $out == *"--compress"* ]]
+  done_by config ps
+  [[ $out != *"--compress"* && $out == *"--driver-timeout"* ]]
+  refused 2 usage config dmup
   start_target memory --size 1M
   need_root "CRIU"
   done_by dump "$TARGET" "$image" --leave-running

@@ -80,10 +80,14 @@ PY
 }
 
 @test "a phase that tells no progress is seen to go on when it takes over a second" {
+  export STASIS_SIM_GPUS=2x8G # one for the trial
   start_target memory --size 1M
   STASIS_SIM_FAULTS=lock:delay=5s WHEN='lock +1 s' on_a_terminal 20 stasis suspend "$TARGET"
   grep -qaE 'lock +1 s' "$BATS_TEST_TMPDIR/tty"
   wait_until 60 in_state running
+  # The doctor's, too.
+  STASIS_SIM_FAULTS=lock:delay=3s WHEN='trial +1 s' on_a_terminal 20 stasis doctor
+  grep -qaE 'trial +1 s' "$BATS_TEST_TMPDIR/tty"
 }
 
 @test "an error is red on a terminal, and nothing is with NO_COLOR, on a dumb one and through a pipe" {
