@@ -142,3 +142,22 @@ answered() {
   done_by resume "$TARGET"
   target_verifies
 }
+
+@test "logs reads what runc and crun leave: dump.log beside CRIU's files, or alone in their work path" {
+  local folder=$BATS_TEST_TMPDIR/work
+  mkdir "$folder"
+  refused 10 image-incomplete logs "$folder"
+  printf '%s\n' "(00.010000) Error (criu/sk-inet.c:198): inet: Connected TCP socket, consider using --tcp-established option." \
+    "(00.020000) Error (criu/cr-dump.c:2111): Dumping FAILED." >"$folder/dump.log"
+  capture stasis logs "$folder"
+  ((status == 0))
+  assert_contains "$out" "$folder/dump.log"
+  assert_contains "$out" "Connected TCP socket"
+  assert_contains "$out" "what to do: "
+  # No link of another's, and nothing that is no log.
+  ln -s /etc/passwd "$folder/restore.log"
+  echo "Error (x): y" >"$folder/notes.txt"
+  capture stasis logs "$folder" --json
+  assert_equal "$(json 'len(d["logs"]), d["logs"][0]["diagnosis"]["code"]')" "1 criu-failed"
+}
+

@@ -90,6 +90,7 @@ as_in() {
   as_in error 3 suspend 999999
   as_in error 2 dump 1
   as_in error 2 dmup
+  as_in error 127 run --json -- /no/such/program
   as_in error 10 inspect /nonexistent
   as_in error 3 doctor 999999
   STASIS_LIBCUDA=/nonexistent as_in error 8 ps
