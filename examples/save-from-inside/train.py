@@ -36,7 +36,9 @@ def save(image):
     """Takes an image of this process. Comes back twice: here, and after each restore of it."""
     failed = pathlib.Path(f"{image}.failed")
     failed.unlink(missing_ok=True)
-    subprocess.run([sys.executable, "-c", HELPER, str(os.getpid()), str(image)], stdin=subprocess.DEVNULL, check=True)
+    # With no file of this process: one that another process writes too cannot be brought back.
+    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([sys.executable, "-c", HELPER, str(os.getpid()), str(image)], check=True, **nothing)
     # The process stands still while it is saved. The image has its name when it is complete.
     while not (image / "manifest.json").exists():
         if failed.exists():

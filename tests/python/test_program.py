@@ -3,6 +3,7 @@
 import inspect
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,8 +29,16 @@ class Program(harness.Case):
                 env={**os.environ, "LD_LIBRARY_PATH": harness.SIM}, **more)
         self.addCleanup(job.wait, 60)
         self.addCleanup(job.process.kill)
-        harness.wait_until(lambda: os.path.exists(status))
+        harness.wait_until(lambda: self.rounds(status) > 0)  # it uses CUDA by then
         return job
+
+    @staticmethod
+    def rounds(status):
+        try:
+            with open(status, encoding="ascii") as file:
+                return int((re.match(r"round (\d+)", file.read()) or [0, 0])[1])
+        except OSError:
+            return 0
 
     def test_a_job_is_found_by_its_name(self):
         job = self.job("trainer")
