@@ -34,9 +34,9 @@ Ticker::~Ticker() {
 }
 
 void Ticker::run(Terminal& terminal) {
-  constexpr std::chrono::milliseconds kInterval{200};
+  constexpr std::chrono::milliseconds kTick{200};
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kInterval, [this] { return ends_; }))
+  while (!changed_.wait_for(lock, kTick, [this] { return ends_; }))
     terminal.tick(CurrentPhase::get());
 }
 
