@@ -57,8 +57,7 @@ long processor_time() {
 void leave_processor_to_others(long since) {
   constexpr long kLeast = 8000;
   constexpr long kMost = 60000;
-  ::usleep(static_cast<useconds_t>(
-      std::clamp(3 * (processor_time() - since), kLeast, kMost)));
+  ::usleep(static_cast<useconds_t>(std::clamp(3 * (processor_time() - since), kLeast, kMost)));
 }
 
 // Of a thread that goes on while the process ends: the driver is not there any more.

@@ -95,9 +95,9 @@ __attribute__((target("avx512f,avx512dq"))) Wrong advance_part_wide(std::uint64_
 }  // namespace stasis::workloads
 
 // The same kernels for the simulated driver. One thread does the whole grid's work.
-using stasis::workloads::AdvanceResult;
 using stasis::workloads::advance_part;
 using stasis::workloads::advance_part_wide;
+using stasis::workloads::AdvanceResult;
 using stasis::workloads::kPart;
 using stasis::workloads::number;
 using stasis::workloads::pointer;
@@ -156,8 +156,8 @@ void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args) {
   const bool wide = __builtin_cpu_supports("avx512dq") != 0;
   for (std::uint64_t i = 0; i < words; i += kPart) {
     const std::uint64_t count = std::min(kPart, words - i);
-    const auto here = wide ? advance_part_wide(data, i, count, from, to)
-                           : advance_part(data, i, count, from, to);
+    const auto here =
+        wide ? advance_part_wide(data, i, count, from, to) : advance_part(data, i, count, from, to);
     if (here.count != 0 && wrong == 0) worst_rank = words - here.first;
     wrong += here.count;
   }
