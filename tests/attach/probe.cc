@@ -34,6 +34,7 @@ namespace {
 using namespace stasis;  // NOLINT(google-build-using-namespace): a program
 
 // Those that the agent stands in front of.
+// NOLINTBEGIN(bugprone-suspicious-missing-comma): names with an ending
 constexpr std::string_view kDriverCalls[] = {
 #define STASIS_NAME(name, ...) #name,
 #define STASIS_NAME_PTSZ(name, ...) #name, #name "_ptsz",
@@ -44,6 +45,7 @@ constexpr std::string_view kDriverCalls[] = {
 #undef STASIS_NAME_PTSZ
 #undef STASIS_NAME_PTDS
 };
+// NOLINTEND(bugprone-suspicious-missing-comma)
 
 struct Options {
   bool simulated = false;

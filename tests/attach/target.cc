@@ -231,7 +231,7 @@ int main(int argc, char** argv) {
   static Cuda cuda;
   if (mode == "load") {
     const bool has_cuda = cuda.load();
-    const int threads = argc > 2 ? std::atoi(argv[2]) : 50;
+    const int threads = argc > 2 ? static_cast<int>(std::strtol(argv[2], nullptr, 10)) : 50;
     for (int i = 0; i < threads; ++i)
       std::thread(load, has_cuda ? &cuda : nullptr, static_cast<unsigned>(i)).detach();
   } else if (mode == "alone") {
