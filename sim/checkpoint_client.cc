@@ -102,9 +102,10 @@ class KnownPlaces {
   std::map<int, std::uint64_t> places_;
 };
 
+// Never destroyed: a plugin of criu's asks while that exits.
 KnownPlaces& known_places() {
-  static KnownPlaces places;
-  return places;
+  static auto* const places = new KnownPlaces;
+  return *places;
 }
 
 // In what the process maps now. kNoControl: its control block is not there.
