@@ -49,6 +49,8 @@ std::set<Pid> sharers(const std::vector<Pid>& pids) {
   return out;
 }
 
+constexpr std::uint64_t kLeastShared = std::uint64_t{2} << 20;
+
 Obstacle unknown(Pid pid, std::string what) {
   return {"sharing-unknown", Severity::kRed,       pid,
           std::move(what),   std::string(kRemedy), Override::kIgnoreObstacles};
@@ -76,7 +78,7 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
   }
   if (survey.is_clean()) return;
   const std::uint64_t count = survey.candidate_count();
-  out.push_back(unknown(
+  Obstacle obstacle = unknown(
       pid,
       count == 0
           ? std::string("more GPU memory than could be asked for, of which some may be another "
@@ -88,7 +90,14 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
                 "driver does not tell apart; another's it saves and cannot restore (the job "
                 "would be lost)",
                 count == 1 ? "1 piece" : fmt::format("{} pieces", count),
-                format_bytes(survey.candidate_bytes()))));
+                format_bytes(survey.candidate_bytes())));
+  // PyTorch has some 500 of its libraries' variables, 644 KiB in all, and what frameworks share
+  // with each other has at least this size (docs/adr/0052-calls-inside.md).
+  const bool is_small =
+      std::all_of(survey.memory.begin(), survey.memory.end(),
+                  [](const auto& one) { return !one.may_be_imported || one.bytes < kLeastShared; });
+  if (count != 0 && is_small) obstacle.severity = Severity::kYellow;
+  out.push_back(std::move(obstacle));
 }
 
 }  // namespace
