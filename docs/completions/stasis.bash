@@ -25,6 +25,8 @@ _stasis() {
     run:--ring) :; return ;;
     run:--trace) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
+    ps:--format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$word"); return ;;
+    ps:--columns) :; return ;;
     suspend:-t|suspend:--timeout) :; return ;;
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     suspend:--driver-timeout) :; return ;;
@@ -48,7 +50,7 @@ _stasis() {
     dump:--base) :; return ;;
     dump:-t|dump:--timeout) :; return ;;
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
-    dump:--host-memory) mapfile -t COMPREPLY < <(compgen -W 'auto->0 criu->1 parallel->2' -- "$word"); return ;;
+    dump:--host-memory) mapfile -t COMPREPLY < <(compgen -W 'auto criu parallel' -- "$word"); return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     dump:--driver-timeout) :; return ;;
     dump:--trace) :; return ;;
@@ -92,13 +94,13 @@ _stasis() {
     report:--trace) :; return ;;
   esac
   case $verb in
-    '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report -h --help -V --version --json -v --verbose -q --quiet' ;;
+    '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet' ;;
     run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace' ;;
-    ps) words='-h --help -t --timeout -w --watch --json -v --verbose -q --quiet' ;;
-    suspend) words='-h --help -t --timeout --path --force --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
+    ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet' ;;
+    suspend) words='-h --help -t --timeout --path --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     swap) words='-h --help -t --timeout --path -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-undumpable --ignore-obstacles -t --timeout --path --host-memory --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --host-memory --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
     restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
@@ -107,6 +109,7 @@ _stasis() {
     verify) words='-h --help -D --images-dir --json -v --verbose -q --quiet --trace' ;;
     logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
     report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
+    config) words='-h --help --json -v --verbose -q --quiet' ;;
   esac
   if [[ $word != -* ]]; then
     case $verb in
