@@ -619,7 +619,7 @@ def plan(reached, points, everything):
 
 def usual(cases):
     """What is tried each time: a kill at every point, and there too the mover's death while it copies beside the driver,
-    and a target that gets no memory where it has to copy by itself; a twelfth of all other kills, and some of all else."""
+    and a target that gets no memory where it has to copy by itself; some of all other kills, and of all else."""
     first, more, rest = [], [], []
     seen = set()
     for case in cases:
@@ -634,7 +634,7 @@ def usual(cases):
         else:
             seen.add(case.point)
             first.append(case)
-    return first + more[::12] + rest[::36]
+    return first + more[::24] + rest[::72]
 
 
 # --- Running them

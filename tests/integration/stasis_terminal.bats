@@ -54,13 +54,13 @@ PY
 @test "ps on a narrow terminal leaves columns out, but no name; doctor and inspect keep to 60 columns" {
   local said=$BATS_TEST_TMPDIR/tty
   TARGET_STATUS=$BATS_TEST_TMPDIR/status-of-it TARGET_LOG=$BATS_TEST_TMPDIR/log-of-it
-  # No word that is longer than a line.
+  # A path may be a word that is longer than a line.
   (cd "$BATS_TEST_TMPDIR" && exec_on_gpu setsid stasis run --name training-run-7 -- stasis-workload memory --size 1M --status status-of-it) \
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
-  most_columns() { sed 's/\x1b\[[0-9;]*[a-zA-Z]//g; s/\r$//' "$said" | grep -v '^note: ' | awk '{ if (length > most) most = length } END { print most }'; }
+  most_columns() { sed -E 's/\x1b\[[0-9;]*[a-zA-Z]//g; s/\r$//; s:/[^ ]{24,}:PATH:g' "$said" | grep -v '^note: ' | awk '{ if (length > most) most = length } END { print most }'; }
   on_a_terminal 60 bash -c 'stty cols 60; exec stasis ps'
   grep -q "^$TARGET .*running .*training-run-7 " "$said"
   grep -q 'GPU MEMORY' "$said"
@@ -75,7 +75,6 @@ PY
   done_by dump "$TARGET" "$image" --leave-running
   on_a_terminal 60 bash -c "cd '$BATS_TEST_TMPDIR'; stty cols 60; exec stasis inspect image"
   assert_equal "$(grep -c '^here' "$said")" 1
-  sed -i '/^image /d' "$said" # the path, a word that is longer than 60
   (($(most_columns) <= 60))
 }
 
