@@ -49,7 +49,7 @@ std::set<Pid> sharers(const std::vector<Pid>& pids) {
   return out;
 }
 
-constexpr std::uint64_t kLeastShared = std::uint64_t{2} << 20;
+constexpr std::uint64_t kLeastShared = std::uint64_t{128} << 10;
 
 Obstacle unknown(Pid pid, std::string what) {
   return {"sharing-unknown", Severity::kRed,       pid,
@@ -91,12 +91,12 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
                 "would be lost)",
                 count == 1 ? "1 piece" : fmt::format("{} pieces", count),
                 format_bytes(survey.candidate_bytes())));
-  // PyTorch has some 500 of its libraries' variables, 644 KiB in all, and what frameworks share
-  // with each other has at least this size (docs/adr/0052-calls-inside.md).
+  // PyTorch has some 500 of its libraries' variables, of at most 100 KiB, and what frameworks share
+  // with each other is larger (docs/adr/0052-calls-inside.md).
   const bool is_small =
       std::all_of(survey.memory.begin(), survey.memory.end(),
                   [](const auto& one) { return !one.may_be_imported || one.bytes < kLeastShared; });
-  if (count != 0 && is_small) obstacle.severity = Severity::kYellow;
+  if (survey.is_whole && is_small) obstacle.severity = Severity::kYellow;
   out.push_back(std::move(obstacle));
 }
 

@@ -322,9 +322,10 @@ int main(int argc, char** argv) {
   if (what == "export") export_some();
   if (what == "share") share_with_child(address, argv[3]);
   if (what == "share-large") share_it(address, argv[3]);
-  if (what == "share-small") {
+  if (what == "share-small" || what == "share-tiny") {
     CUdeviceptr small = 0;  // which the driver serves itself
-    if (CU(cuMemAlloc_v2)(&small, kMiB / 2) != CUDA_SUCCESS) return 3;
+    const std::size_t bytes = what == "share-small" ? kMiB / 2 : kMiB / 16;
+    if (CU(cuMemAlloc_v2)(&small, bytes) != CUDA_SUCCESS) return 3;
     share_it(small, argv[3]);
   }
   if (what == "fork") std::thread(&fork_all_the_time).detach();

@@ -314,6 +314,34 @@ refused_untouched() {
   done_by resume "$TARGET"
 }
 
+# share_beside HOW: a program that shares what HOW makes, and one that has it open, in one tree and without agents.
+share_beside() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/$1 TARGET_LOG=$BATS_TEST_TMPDIR/$1.log
+  : >"$BATS_TEST_TMPDIR/$1.go"
+  # shellcheck disable=SC2016
+  (exec_on_gpu setsid bash -c 'stasis-agent-target "$0" "$1" "$1.go" & until [[ -e $1.go.handle ]]; do sleep 0.01; done
+    stasis-agent-target open-shared "$1.done" "$1.go" & wait' "$1" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 test -s "$TARGET_STATUS.done"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+}
+
+@test "pieces as small as variables that may be another's are told, and larger ones refused" {
+  share_beside share-small
+  refused_untouched suspend "$TARGET"
+  kill -KILL -- "-$TARGET"
+  share_beside share-tiny
+  # It goes on to the driver, which is told to refuse the lock: this program would not come back.
+  STASIS_SIM_FAULTS="lock:error=999" capture stasis suspend "$TARGET"
+  ((status != 0))
+  assert_contains "$err" "note: "
+  assert_contains "$err" "1 piece of GPU memory (64.0 KiB) that may be another process's"
+  [[ $err != *"if they share none"* ]]
+  target_goes_on
+}
+
 @test "an agent that is switched off knows nothing" {
   STASIS_AGENT=off LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target ipc
   refused_untouched suspend "$TARGET"
