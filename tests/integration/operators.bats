@@ -54,7 +54,8 @@ teardown() { end_stasis; }
   before=$(rounds)
   start
   wait_until 60 goes_past "$before"
-  grep -q 'images/0' "$BATS_TEST_TMPDIR/log"
+  # The program may run before the line that says so is written.
+  wait_until 60 grep -q 'images/0' "$BATS_TEST_TMPDIR/log"
   kill -KILL "$run"
 }
 
