@@ -129,8 +129,6 @@ void write_defaults(T* to, std::size_t size, T defaults) {
 }
 
 Result<std::vector<GpuMapEntry>> gpu_map(const stasis_gpu_pair* pairs, std::size_t count);
-// The program that makes our calls, in processes of its own. kInternal.
-Result<std::string> calls_program();
 Result<std::vector<std::string>> strings(const char* const* texts, std::size_t count,
                                          const char* what);
 

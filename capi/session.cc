@@ -1,9 +1,8 @@
 // Sessions, and what every call is given.
-#include <dlfcn.h>
+
 #include <unistd.h>
 
-#include <array>
-
+#include "base/own_files.h"
 #include "capi/handles.h"
 #include "driver/bounded_driver.h"
 
@@ -32,31 +31,12 @@ Result<std::shared_ptr<Driver>> open_driver(const stasis_session_options& option
   STASIS_TRY_ASSIGN(auto driver, load_driver(library));
   const DriverTimeouts timeouts = timeouts_of(options);
   if (waits_for_ever(timeouts)) return shared(std::move(driver));
-  STASIS_TRY_ASSIGN(auto program, calls_program());
+  const std::string program = own_file("stasis-driver-calls");
   STASIS_TRY_ASSIGN(auto bounded, bound_driver_by(program, library, driver, timeouts));
   return shared(std::move(bounded));
 }
 
 }  // namespace
-
-// From where the library lies: lib/stasis beside it, in the build folder, in an installation and in
-// a Python package; and below the same prefix where systems have libraries in lib64 or lib/TRIPLET.
-Result<std::string> calls_program() {
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&stasis_version), &info) == 0 ||
-      info.dli_fname == nullptr) {
-    return fail(ErrorCode::kInternal, "libstasis does not find itself");
-  }
-  const std::string library = info.dli_fname;
-  const std::size_t slash = library.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : library.substr(0, slash);
-  const std::string program = "stasis/stasis-driver-calls";
-  for (const char* way : {"/", "/../", "/../lib/"}) {
-    std::string path = fmt::format("{}{}{}", folder, way, program);
-    if (::access(path.c_str(), X_OK) == 0) return path;
-  }
-  return folder + "/" + program;  // what is said not to be there
-}
 
 Result<std::vector<GpuMapEntry>> gpu_map(const stasis_gpu_pair* pairs, std::size_t count) {
   std::vector<GpuMapEntry> out;
@@ -96,7 +76,7 @@ void Call::update(std::string_view phase, std::uint64_t done, std::uint64_t tota
 Environment Call::environment(const stasis_session& session) {
   session_.timeouts = session.timeouts;
   session_.start_movers_by([&session]() -> Result<std::shared_ptr<direct::MoverProcess>> {
-    STASIS_TRY_ASSIGN(auto program, calls_program());
+    const std::string program = own_file("stasis-driver-calls");
     const std::array<std::string, 2> arguments{session.library, "mover"};
     STASIS_TRY_ASSIGN(auto mover, direct::MoverProcess::start_program(program, arguments));
     return std::make_shared<direct::MoverProcess>(std::move(mover));
@@ -106,7 +86,7 @@ Environment Call::environment(const stasis_session& session) {
 
 job::SwapCaller Call::swap_caller(const stasis_session& session) {
   const auto start = [library = session.library]() -> Result<HelperProcess> {
-    STASIS_TRY_ASSIGN(auto program, calls_program());
+    const std::string program = own_file("stasis-driver-calls");
     const std::array<std::string, 2> arguments{library, "swap-side"};
     return HelperProcess::start_program(program, arguments);
   };

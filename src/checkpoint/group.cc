@@ -470,13 +470,6 @@ Result<void> Group::unlock() {
 
 Result<void> Group::roll_back() {
   armed_ = false;
-  if (before_roll_back) {
-    if (auto ready = before_roll_back(); !ready) {
-      std::string remedy = std::move(ready.error().remedy);
-      if (remedy.empty()) remedy = fmt::format("`stasis recover {}`", root().value);
-      return fail(ErrorCode::kNotRolledBack, std::move(ready.error().message), std::move(remedy));
-    }
-  }
   std::vector<Result<void>> results(members_.size());
   at_once(members_.size(), [&](std::size_t i) {
     Process& process = members_[i].process;

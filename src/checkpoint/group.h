@@ -70,9 +70,6 @@ class Group {
   // Called whenever processes were added to the group, before anything is done to them; a failure
   // stops the call in progress. The journal is written here.
   std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
-  // Called before any process is brought back by roll_back(). After a failure of it none is, and
-  // that is kNotRolledBack.
-  std::function<Result<void>()> before_roll_back;
 
   // After checkpoint(): parks also the agents' threads, so that no thread of a process runs but the
   // driver's own. On an error one may run; all others stay parked.

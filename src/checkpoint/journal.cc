@@ -39,7 +39,6 @@ void fields(auto& io, Described<JournalRecord> auto& record) {
   io("image", record.image);
   io("targets", record.targets);
   io.optional("gpu_map", record.gpu_map);
-  io.optional("host_content", record.host_content);
   io.optional("recovered", record.recovered);
   io.optional("criu", record.criu);
   io.optional("ending", record.ending);
@@ -306,11 +305,6 @@ Result<void> Journal::note_ending(std::vector<ProcessId> tree) {
 
 Result<void> Journal::note_remote_calls(std::vector<ProcessId> processes) {
   record_.remote_calls = std::move(processes);
-  return write(record_.targets);
-}
-
-Result<void> Journal::note_host_content(std::string checksum) {
-  record_.host_content = std::move(checksum);
   return write(record_.targets);
 }
 

@@ -46,9 +46,6 @@ struct JournalRecord {
   bool recovered = false;
   // The GPU map that a resume was given ("0=1"), which finishing it needs; empty: none.
   std::string gpu_map = {};
-  // Not empty: host memory of the targets may be in the half of the image and nowhere else. The
-  // checksum of its index, by which recovery finds it.
-  std::string host_content = {};
 };
 
 // The program that does the operation, as a user calls it: "stasis dump", "criu dump".
@@ -109,7 +106,6 @@ class Journal {
   Result<void> note_criu(ProcessId criu);
   Result<void> note_ending(std::vector<ProcessId> tree);
   Result<void> note_remote_calls(std::vector<ProcessId> processes);
-  Result<void> note_host_content(std::string checksum);
   // The image that the record names has proven wrong: recovery does not try it again.
   Result<void> forget_image();
   // The operation is over and its targets are well: removes the record, but for inherited targets

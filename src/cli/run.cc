@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -17,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/own_files.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
 #include "job/exec_failure.h"
@@ -36,11 +36,9 @@ Result<std::string> find_agent() {
     return fail(ErrorCode::kIo, fmt::format("STASIS_PRELOAD names {}, which cannot be read", named),
                 "let it name the file libstasis-preload.so, or unset it");
   }
-  std::error_code failed;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", failed);
-  const auto library = self.parent_path().parent_path() / "lib" / "stasis" / kLibrary;
-  if (!failed && ::access(library.c_str(), R_OK) == 0) return library.string();
-  return fail(ErrorCode::kIo, fmt::format("{} is not at {}", kLibrary, library.string()),
+  std::string library = own_file(kLibrary);
+  if (::access(library.c_str(), R_OK) == 0) return library;
+  return fail(ErrorCode::kIo, fmt::format("{} is not at {}", kLibrary, library),
               "install Stasis whole, or let STASIS_PRELOAD name the file");
 }
 

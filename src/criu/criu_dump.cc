@@ -52,6 +52,7 @@ Result<void> Criu::dump(const DumpRequest& request,
 
   CriuProcess::StartOptions start;
   start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.log_dir.get());
+  start.hidden = request.hidden;
   STASIS_TRY_ASSIGN(auto process, start_told(path_, start, request.on_started));
 
   criu_rpc::Request message;

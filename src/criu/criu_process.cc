@@ -21,6 +21,7 @@
 #include "base/fault_point.h"
 #include "criu/criu.h"
 #include "criu/criu_rpc.h"
+#include "criu/hidden_pages.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -31,15 +32,21 @@ constexpr std::size_t kMaxMessage = 1U << 20;
 constexpr std::size_t kMaxEarlyErrors = 64U << 10;
 
 // Our environment without what would change criu's behaviour or its libraries.
-std::vector<std::string> environment_for_criu(const std::string& plugin_dir) {
+std::vector<std::string> environment_for_criu(const CriuProcess::StartOptions& options) {
   std::vector<std::string> kept;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
     if (name.starts_with("LD_") || name.starts_with("CRIU_")) continue;
+    if (name == hidden_pages::kDescriptorVariable) continue;
     kept.emplace_back(text);
   }
-  kept.push_back("CRIU_LIBS_DIR=" + plugin_dir);
+  kept.push_back("CRIU_LIBS_DIR=" + options.plugin_dir);
+  if (options.hidden != nullptr) {
+    kept.push_back("LD_PRELOAD=" + options.hidden->library());
+    kept.push_back(
+        fmt::format("{}={}", hidden_pages::kDescriptorVariable, CriuProcess::kFirstInherited));
+  }
   return kept;
 }
 
@@ -131,6 +138,8 @@ CriuProcess::~CriuProcess() {
 }
 
 Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptions& options) {
+  std::vector<const UniqueFd*> inherit = options.inherit;
+  if (options.hidden != nullptr) inherit.push_back(&options.hidden->descriptor());
   int pair[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
     return fail(errno_error("cannot create a socket for criu", errno));
@@ -148,20 +157,20 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   // leave-stopped, would break what this program promises.
   std::vector<std::string> arguments = {path, "swrk", std::to_string(kSocketNumber),
                                         "--no-default-config"};
-  std::vector<std::string> environment = environment_for_criu(options.plugin_dir);
+  std::vector<std::string> environment = environment_for_criu(options);
   ChildPlan plan;
   plan.argv = pointers_to(arguments);
   plan.envp = pointers_to(environment);
   plan.own_process_group = options.own_process_group;
-  plan.first_closed = kFirstInherited + static_cast<int>(options.inherit.size());
+  plan.first_closed = kFirstInherited + static_cast<int>(inherit.size());
 
   std::vector<std::pair<int, int>> wanted;
   if (!options.keep_stdin) wanted.emplace_back(null.get(), STDIN_FILENO);
   wanted.emplace_back(null.get(), STDOUT_FILENO);
   wanted.emplace_back(errors.get(), STDERR_FILENO);
   wanted.emplace_back(theirs.get(), kSocketNumber);
-  for (std::size_t i = 0; i < options.inherit.size(); ++i) {
-    wanted.emplace_back(options.inherit[i]->get(), kFirstInherited + static_cast<int>(i));
+  for (std::size_t i = 0; i < inherit.size(); ++i) {
+    wanted.emplace_back(inherit[i]->get(), kFirstInherited + static_cast<int>(i));
   }
   std::vector<UniqueFd> copies;
   for (const auto& [from, to] : wanted) {

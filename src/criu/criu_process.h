@@ -16,6 +16,8 @@
 
 namespace stasis {
 
+class HiddenPages;
+
 namespace criu_rpc {
 struct Request;
 struct Response;
@@ -35,6 +37,8 @@ class CriuProcess {
     bool keep_stdin = false;
     // Given to criu at the numbers kFirstInherited, kFirstInherited + 1, ...
     std::vector<const UniqueFd*> inherit;
+    // Not given to a criu that has descriptors to inherit.
+    const HiddenPages* hidden = nullptr;
   };
   static constexpr int kFirstInherited = 4;
 

@@ -38,16 +38,6 @@ direct::ContentId id_of(const std::string& checksum) {
   return id;
 }
 
-// Of a dump that was cut short, and not recovered yet.
-std::optional<Pid> who_needs_host_content(const UniqueFd& image_dir) {
-  const auto record = content_record_in(image_dir, ContentKind::kHost);
-  const auto entries = read_journal();
-  if (!record || !entries) return std::nullopt;
-  for (const JournalEntry& entry : *entries)
-    if (entry.record.host_content == record->index_checksum) return entry.record.root;
-  return std::nullopt;
-}
-
 }  // namespace
 
 Result<ContentRecord> content_record_in(const UniqueFd& image_dir, ContentKind kind) {
@@ -188,7 +178,6 @@ std::vector<std::shared_ptr<ImageContent>> find_content(const std::string& path)
 std::optional<Pid> who_needs(const std::string& image_dir) {
   auto dir = open_file(AT_FDCWD, image_dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!dir) return std::nullopt;
-  if (const auto needs = who_needs_host_content(*dir)) return needs;
   const auto record = content_record_in(*dir, ContentKind::kGpu);
   if (!record) return std::nullopt;
   const direct::ContentId id = id_of(record->index_checksum);

@@ -123,8 +123,7 @@ class DumpRun {
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
     if (ends()) forget_links_.dismiss();
-    // The image that this one replaces is kept until the job has its memory back.
-    if (!is_deferred() && (ends() || !host_.is_away())) commit();
+    if (!is_deferred()) commit();
     report_.downtime = phases_.downtime();
     if (ends())
       STASIS_TRY(end_job());
@@ -132,7 +131,6 @@ class DumpRun {
       STASIS_TRY(let_job_go_on());
     else
       STASIS_TRY(leave_suspended());
-    if (!is_deferred()) commit();
     if (!is_deferred()) opened_->journal->finish();
     return report();
   }
@@ -184,7 +182,7 @@ class DumpRun {
 
   Error undone(Error why) {
     Error error = roll_back(env_, *opened_, std::move(why));
-    // The half of an image, and all there is of a process's memory: for `stasis recover`.
+    // The half of an image, and all there is of a program's GPU memory: for `stasis recover`.
     if (writer_) keep_partial_image();
     return error;
   }
@@ -237,11 +235,13 @@ class DumpRun {
   }
 
   Result<void> let_criu_dump() {
+    make_hidden_pages();
     const DumpRequest request{root_,
                               writer_->criu_dir(),
                               writer_->log_dir(),
                               criu_options_,
                               !ends(),
+                              hidden_pages_ ? &*hidden_pages_ : nullptr,
                               writer_->failed_log_path(),
                               std::chrono::milliseconds(0),
                               options_.criu_log_level,
@@ -283,39 +283,45 @@ class DumpRun {
     return {};
   }
 
-  void keep_partial_image() {
-    writer_->keep_partial(opened_->direct.needs_image() || host_.is_away());
-  }
+  void keep_partial_image() { writer_->keep_partial(opened_->direct.needs_image()); }
 
-  // A job that goes on has to get it back, so only if that is asked for; one that stays suspended
-  // would have to get it while it stands. Some of what --ignore-undumpable lets pass knows memory
-  // by its pages.
-  bool takes_host_memory() const {
-    const bool asked = options_.host_memory == HostMemoryWay::kParallel;
-    if (options_.host_memory == HostMemoryWay::kCriu) return false;
-    return (ends() && !options_.ignore_undumpable) || ((ends() || goes_on()) && asked);
+  // Made before criu is started, which is told of them.
+  void make_hidden_pages() {
+    if (options_.host_memory == HostMemoryWay::kCriu) return;
+    auto made = HiddenPages::create();
+    if (made)
+      hidden_pages_.emplace(std::move(*made));
+    else
+      env_.tell("CRIU saves all host memory: " + made.error().message);
   }
 
   // What CRIU would move with one thread.
   Result<void> take_host_memory() {
-    if (!takes_host_memory()) return {};
-    if (auto still = group().keep_agents_still(); !still) {
-      env_.tell("CRIU saves all host memory: " + still.error().message);
+    if (!hidden_pages_) return {};
+    const bool asked = options_.host_memory == HostMemoryWay::kParallel;
+    auto hidden = hide_host_memory(asked);
+    if (!hidden && hidden.error().code == ErrorCode::kNotSupported) {
+      env_.tell("CRIU saves all host memory: " + hidden.error().message);
       return {};
     }
-    if (!host_.find(group(), options_.host_memory == HostMemoryWay::kParallel)) return {};
+    STASIS_TRY(hidden);
+    if (!*hidden) return {};
     phases_.begin("host memory");
     ContentOptions into = into_image_->options;
     into.base = host_base_;
     STASIS_TRY(host_.save(env_, writer_->dir(), into));
     manifest_.host_content = host_.record();
-    // Whatever leads back: first the memory, then the driver.
-    group().before_roll_back = [this] {
-      phases_.begin("host memory back");
-      return host_.bring_back(env_, *opened_->journal);
-    };
-    writer_->keep_partial(true);
-    return host_.drop(*opened_->journal);
+    return {};
+  }
+
+  // False if there is not enough of it. kNotSupported: CRIU has to save it.
+  Result<bool> hide_host_memory(bool asked) {
+    if (auto still = group().keep_agents_still(); !still)
+      return fail(ErrorCode::kNotSupported, still.error().message);
+    if (!host_.find(group(), asked)) return false;
+    if (!hidden_pages_->is_heard())
+      return fail(ErrorCode::kNotSupported, criu_->path() + " loads no library of ours");
+    return host_.hide(*hidden_pages_);
   }
 
   void tell_of_no_content() const {
@@ -431,13 +437,10 @@ class DumpRun {
   Result<void> keep_image_of_lost(Error why) {
     const Interrupt never;
     auto kept = is_deferred() ? seal(never) : Result<void>();
-    if (kept && !host_.is_away()) commit();
+    if (kept) commit();
     keep_partial_image();
     // A job that has ended needs nothing.
     if (why.code == ErrorCode::kProcessGone && all_have_ended(group())) opened_->journal->finish();
-    if (host_.is_away())
-      return fail(
-          std::move(why).within("host memory of the job is beside " + writer_->final_path()));
     return fail(std::move(why).within(kept ? "the image " + writer_->final_path() + " is complete"
                                            : kept.error().to_string()));
   }
@@ -501,6 +504,7 @@ class DumpRun {
   std::shared_ptr<const ContentBase> base_;
   std::shared_ptr<const ContentBase> host_base_;
   bool tell_of_base_ = false;
+  std::optional<HiddenPages> hidden_pages_;
   HostMemory host_;
   bool is_committed_ = false;
   std::optional<ImageWriter> writer_;

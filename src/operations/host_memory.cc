@@ -128,11 +128,8 @@ Result<void> write_pages(const proc::AddressSpace& space, std::uint64_t address,
   return {};
 }
 
-// Whether a process that ends meanwhile is left out, or an error.
-enum class Ended { kLeftOut, kFails };
-
 Result<void> write_pieces(const Environment& env, const ContentReader& content,
-                          const Spaces& spaces, const Interrupt& interrupt, Ended ended) {
+                          const Spaces& spaces, const Interrupt& interrupt) {
   if (content.chunk_bytes() > kHostPiece || kHostPiece % content.chunk_bytes() != 0 ||
       kHostBlock % content.chunk_bytes() != 0) {
     return fail(ErrorCode::kNotSupported,
@@ -153,33 +150,10 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
     STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
     const auto bytes = buffer.first(piece.bytes);
     STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
-    auto written = write_pages(*spaces.at(piece.stream), piece.address, bytes);
-    const bool gone = !written && written.error().code == ErrorCode::kProcessGone;
-    if (!gone || ended == Ended::kFails) STASIS_TRY(std::move(written));
+    STASIS_TRY(write_pages(*spaces.at(piece.stream), piece.address, bytes));
     return piece.bytes;
   };
   return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);
-}
-
-Result<void> fill(const Environment& env, const ContentReader& content, const Spaces& spaces,
-                  const Interrupt& interrupt, Ended ended) {
-  STASIS_TRY(write_pieces(env, content, spaces, interrupt, ended));
-  fault_only(FaultPoint::kHostBack);
-  for (const auto& [stream, space] : spaces) {
-    auto marked = mark_host_memory_away(*space, false);
-    const bool gone = !marked && !space->is_current();
-    if (!gone || ended == Ended::kFails) STASIS_TRY(std::move(marked));
-  }
-  return {};
-}
-
-// A thread that was about to give memory back, and did not get to it, would do so afterwards.
-Result<void> end_calls(const Spaces& spaces) {
-  for (const auto& [stream, space] : spaces) {
-    auto ended = finish_remote_call(space->pid());
-    if (!ended && space->is_current()) return ended;
-  }
-  return {};
 }
 
 }  // namespace
@@ -230,37 +204,21 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
   span.end();
   record_ = std::move(summary.record);
   reused_bytes_ = summary.use.reused_bytes;
-  // Whatever becomes of the descriptors and the image meanwhile.
-  STASIS_TRY_ASSIGN(auto content,
-                    ContentReader::open(image_dir, *record_, {false, ContentKind::kHost}));
-  content_.emplace(std::move(content));
   return fault(FaultPoint::kHostSaved);
 }
 
-Result<void> HostMemory::drop(Journal& journal) {
-  if (!record_) return {};
-  STASIS_TRY(journal.note_host_content(record_->index_checksum));
-  is_away_ = true;
-  for (const Source& source : sources_)
-    STASIS_TRY(mark_host_memory_away(source.space, true));
-  STASIS_TRY(fault(FaultPoint::kHostNoted));
-  for (const Source& source : sources_)
-    STASIS_TRY(drop_host_memory(source.space, source.ranges));
-  return fault(FaultPoint::kHostDropped);
-}
-
-Result<void> HostMemory::bring_back(const Environment& env, Journal& journal) {
-  if (!is_away_) return {};
-  const Interrupt never;  // it has to be there before anything else
-  Spaces spaces;
-  for (std::size_t stream = 0; stream < sources_.size(); ++stream)
-    if (sources_[stream].space.is_current()) spaces.emplace(stream, &sources_[stream].space);
-  STASIS_TRY(end_calls(spaces));
-  STASIS_TRY(fill(env, *content_, spaces, never, Ended::kLeftOut));
-  is_away_ = false;
-  // The processes say so themselves; a checksum that is left only keeps the half of an image.
-  (void)journal.note_host_content({});
-  return {};
+Result<bool> HostMemory::hide(HiddenPages& pages) {
+  std::vector<hidden_pages::Range> ranges;
+  for (const Source& source : sources_) {
+    const auto pid = static_cast<std::uint64_t>(source.space.pid().value);
+    for (const AddressRange& range : source.ranges)
+      ranges.push_back({pid, range.start, range.end});
+    STASIS_TRY_ASSIGN(const auto original, mark_host_memory_saved(source.space));
+    ranges.push_back({pid, original.start, original.end});
+  }
+  if (!pages.hide(std::move(ranges))) return false;
+  STASIS_TRY(fault(FaultPoint::kHostHidden));
+  return true;
 }
 
 Result<void> fill_host_memory(const Environment& env, const ContentReader& content,
@@ -273,55 +231,11 @@ Result<void> fill_host_memory(const Environment& env, const ContentReader& conte
     if (!space) return fail(std::move(space.error()));
     spaces[stream] = &opened.emplace(stream, std::move(*space)).first->second;
   }
-  return fill(env, content, spaces, interrupt, Ended::kFails);
-}
-
-Result<void> bring_host_memory_back(const Environment& env, const JournalRecord& record) {
-  if (record.host_content.empty()) return {};
-  // Processes of which nothing is away need no image. One that is not what the record names has
-  // nothing of it.
-  std::map<Pid, proc::AddressSpace> away;
-  for (const JournalTarget& target : record.targets) {
-    if (!is_alive(target)) continue;
-    auto there = check_host_memory_is_there(target.pid);
-    if (there) continue;
-    auto space = proc::AddressSpace::open(target.pid);
-    if (!is_alive(target)) continue;
-    if (there.error().code != ErrorCode::kWrongState) return there;
-    if (!space) return fail(std::move(space.error()));
-    away.emplace(target.pid, std::move(*space));
-  }
-  if (away.empty()) return {};
-  for (const std::string& path : image_and_its_halves(record.image)) {
-    const auto dir = open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    const auto found = dir ? content_record_in(*dir, ContentKind::kHost)
-                           : Result<ContentRecord>(fail(ErrorCode::kImageIncomplete, {}));
-    if (!found || found->index_checksum != record.host_content) continue;
-    STASIS_TRY_ASSIGN(const auto content,
-                      ContentReader::open(*dir, *found, {false, ContentKind::kHost}));
-    Spaces spaces;
-    for (std::size_t stream = 0; stream < content.streams().size(); ++stream) {
-      const auto one = away.find(content.streams()[stream].pid);
-      if (one != away.end()) spaces.emplace(stream, &one->second);
-    }
-    if (spaces.size() != away.size()) {
-      return fail(
-          ErrorCode::kImageCorrupt,
-          fmt::format("{} does not have the host memory of all processes of the dump", path),
-          "do not trust these processes: one says that memory is away which the dump never took; "
-          "end "
-          "them, and restore the newest image");
-    }
-    const Interrupt never;
-    STASIS_TRY(end_calls(spaces));
-    return fill(env, content, spaces, never, Ended::kLeftOut);
-  }
-  return fail(
-      ErrorCode::kImageIncomplete,
-      fmt::format("host memory of process {} is in the half of an image beside {}, which is "
-                  "not there any more",
-                  away.begin()->first.value, record.image),
-      "bring it back to where it was, and recover again");
+  STASIS_TRY(write_pieces(env, content, spaces, interrupt));
+  fault_only(FaultPoint::kHostBack);
+  for (const auto& [stream, space] : spaces)
+    STASIS_TRY(mark_host_memory_there(*space));
+  return {};
 }
 
 }  // namespace stasis

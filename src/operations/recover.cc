@@ -248,9 +248,6 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   STASIS_TRY(fault(FaultPoint::kRecoverAlone));
   STASIS_TRY_ASSIGN(auto ended, finish_ending(record));
   report.finished = ended;
-  // Before any of them runs, or the driver is asked about one.
-  STASIS_TRY(bring_host_memory_back(env, record));
-  if (!record.host_content.empty()) STASIS_TRY(journal.note_host_content({}));
   STASIS_TRY(settle(env, record.targets));
   GpuReservation room;
   STASIS_TRY(room.come_back(env.interrupt));

@@ -1,8 +1,6 @@
 #include "proc/host_memory.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,9 +16,7 @@
 
 #include <fmt/format.h>
 
-#include "base/fault_point.h"
 #include "base/fd.h"
-#include "proc/parking.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -29,8 +25,6 @@ namespace {
 constexpr std::uint64_t kHostPage = 4096;
 constexpr std::size_t kPagesOfBlock = kHostBlock / kHostPage;
 constexpr std::uint64_t kLeastMapping = 16U << 20;
-// Which takes 15 ms: the code that waits for a parked thread's call gives up after two seconds.
-constexpr std::uint64_t kLargestDrop = 64U << 20;
 
 // Entries of /proc/PID/pagemap.
 constexpr std::uint64_t kThere = 1ULL << 63;
@@ -205,26 +199,6 @@ std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
     add_blocks(mapping, pagemap->get(), out);
   // What was read is this process's, and not another program's that has its number since.
   return space.is_current() ? out : std::vector<AddressRange>();
-}
-
-Result<void> drop_host_memory(const proc::AddressSpace& space,
-                              std::span<const AddressRange> ranges) {
-  return call_from_parked_thread(space, [&](const SystemCall& call) -> Result<void> {
-    for (const AddressRange& range : ranges) {
-      for (std::uint64_t at = range.start; at < range.end; at += kLargestDrop) {
-        const std::array<std::uint64_t, 3> arguments{at, std::min(kLargestDrop, range.end - at),
-                                                     MADV_DONTNEED};
-        STASIS_TRY_ASSIGN(const auto answer, call(SYS_madvise, arguments));
-        if (answer < 0) {
-          return fail(
-              errno_error(fmt::format("process {} cannot give memory back", space.pid().value),
-                          static_cast<int>(-answer)));
-        }
-        fault_only(FaultPoint::kHostDropping);
-      }
-    }
-    return {};
-  });
 }
 
 }  // namespace stasis

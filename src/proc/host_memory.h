@@ -1,5 +1,5 @@
-// Host memory of a program that stands still, as far as a tool may take it away and bring it back:
-// large private memory of no file.
+// Host memory of a program that stands still, as far as a tool saves it itself and writes it into
+// what CRIU restores: large private memory of no file.
 //
 // Left to CRIU: memory of files and shared memory, stacks, the heap of brk(2), small mappings (what
 // the driver's and the agent's own threads use lies there), memory that the kernel treats in a
@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -25,10 +24,5 @@ inline constexpr std::uint64_t kHostBlock = 256U << 10;
 // The blocks of `space` of which at least half of the pages are there, as ranges, by address. Empty
 // if it cannot be told for certain. All threads of the process but the driver's are parked.
 std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space);
-
-// Has a parked thread give them back to the system; they read as zeros afterwards. On an error some
-// may have gone.
-Result<void> drop_host_memory(const proc::AddressSpace& space,
-                              std::span<const AddressRange> ranges);
 
 }  // namespace stasis

@@ -41,14 +41,22 @@ using proc::AddressSpace;
 using proc::StoppedThreads;
 using Registers = StoppedThreads::Registers;
 
-// The mapping: a page with kLotMagic, the number of slots, and the code, then the slots. It is
-// never writable for the program; the tool writes through ptrace.
+// The mapping: a page with kLotMagic, the number of slots, and the code, then the slots, then a
+// page that CRIU does not see in a dump that says kSavedMark. It is never writable for the program;
+// the tool writes through ptrace.
 constexpr std::array<std::uint64_t, 2> kLotMagic{0x5354415349530001, 0x9d1f3c5b7e2a4068};
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kCapacityOffset = 16;
-constexpr std::uint64_t kAwayOffset = 24;
-constexpr std::uint64_t kAwayMark = 0x5aa5a3a1b1c7d39b;
+constexpr std::uint64_t kMarkOffset = 24;
 constexpr std::uint64_t kInWorkMark = 0x5aa5a3a1b1c7d39c;
+constexpr std::uint64_t kSavedMark = 0x5aa5a3a1b1c7d39d;
+// Of an earlier stasis: the memory was given back to the system until the image was written back.
+constexpr std::uint64_t kAwayMark = 0x5aa5a3a1b1c7d39b;
+// The word there says that the mapping has the last page.
+constexpr std::uint64_t kHasOriginalOffset = 32;
+constexpr std::uint64_t kHasOriginal = 0x1c7d39e5aa5a3a1b;
+// The first word of the last page, where that was not left out by CRIU.
+constexpr std::uint64_t kOriginalMark = 0x39e5aa5a3a1b1c7d;
 constexpr std::uint64_t kCodeOffset = 64;
 //   again: mov eax, 202 (futex)    b8 ca 00 00 00
 //          syscall                 0f 05
@@ -72,8 +80,14 @@ static_assert(sizeof(SavedThread) <= kSlotSize && sizeof(SavedThread) % 8 == 0);
 struct Lot {
   std::uint64_t start = 0;
   std::uint64_t capacity = 0;
-  bool is_away = false;     // mark_host_memory_away()
-  bool is_in_work = false;  // mark_memory_in_work()
+  std::uint64_t mark = 0;
+  bool has_original = false;  // it has the page for that
+
+  bool is_in_work() const { return mark == kInWorkMark; }  // mark_memory_in_work()
+  AddressRange original() const {
+    const std::uint64_t at = start + kPage + (capacity * kSlotSize + kPage - 1) / kPage * kPage;
+    return {at, at + kPage};
+  }
 
   std::uint64_t slot(std::uint64_t index) const { return start + kPage + index * kSlotSize; }
   std::optional<std::uint64_t> index_of(std::uint64_t slot_address) const {
@@ -91,11 +105,11 @@ struct ParkingPlaces {
 
 // What lies at the beginning of a page, if it is a lot.
 std::optional<Lot> lot_at(const AddressSpace& space, std::uint64_t address) {
-  std::array<std::uint64_t, 4> header{};
+  std::array<std::uint64_t, 5> header{};
   if (!space.read(address, header.data(), sizeof header)) return std::nullopt;
   if (header[0] != kLotMagic[0] || header[1] != kLotMagic[1]) return std::nullopt;
-  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize), header[3] == kAwayMark,
-             header[3] == kInWorkMark};
+  return Lot{address, std::min(header[2], kLargestSearched / kSlotSize), header[3],
+             header[4] == kHasOriginal};
 }
 
 Error too_much(Pid pid) {
@@ -197,7 +211,7 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
                      const ParkingPlaces& places, std::size_t threads) {
   const Pid pid = space.pid();
   const std::uint64_t capacity = std::bit_ceil(std::max<std::uint64_t>(threads * 2, kFewestSlots));
-  const std::uint64_t size = (kPage + capacity * kSlotSize + kPage - 1) / kPage * kPage;
+  const std::uint64_t size = Lot{0, capacity}.original().end;
   const Tid thread = stopped.threads().front();
   std::int64_t made = 0;
   auto called =
@@ -227,8 +241,9 @@ Result<Lot> make_lot(const AddressSpace& space, const StoppedThreads& stopped,
   }
   const Lot lot{static_cast<std::uint64_t>(made), capacity};
   STASIS_TRY(stopped.write(thread, lot.start + kCodeOffset, kParkCode));
-  const std::array<std::uint64_t, 1> count{capacity};
-  STASIS_TRY(stopped.write(thread, lot.start + kCapacityOffset, count));
+  const std::array<std::uint64_t, 3> head{capacity, 0, kHasOriginal};
+  static_assert(kMarkOffset == kCapacityOffset + 8 && kHasOriginalOffset == kMarkOffset + 8);
+  STASIS_TRY(stopped.write(thread, lot.start + kCapacityOffset, head));
   STASIS_TRY(stopped.write(thread, lot.start, kLotMagic));
   return lot;
 }
@@ -285,9 +300,17 @@ bool any_slot_in_use(const AddressSpace& space, const std::vector<Lot>& lots) {
   return false;
 }
 
-Result<void> check_is_there(const ParkingPlaces& places, Pid pid) {
+// Whether the process is what CRIU has made of one that said kSavedMark.
+bool lacks_memory(const AddressSpace& space, const Lot& lot) {
+  if (lot.mark != kSavedMark) return lot.mark == kAwayMark;
+  std::uint64_t word = 0;
+  return !space.read(lot.original().start, &word, sizeof word) || word != kOriginalMark;
+}
+
+Result<void> check_is_there(const AddressSpace& space, const ParkingPlaces& places) {
+  const Pid pid = space.pid();
   if (std::any_of(places.lots.begin(), places.lots.end(),
-                  [](const Lot& lot) { return lot.is_in_work; })) {
+                  [](const Lot& lot) { return lot.is_in_work(); })) {
     return fail(ErrorCode::kWrongState,
                 fmt::format("the agent in process {} was replacing memory of it when the tool that "
                             "had asked for that was killed or gave up",
@@ -295,21 +318,21 @@ Result<void> check_is_there(const ParkingPlaces& places, Pid pid) {
                 fmt::format("`stasis recover {}` waits for its end", pid.value));
   }
   if (std::none_of(places.lots.begin(), places.lots.end(),
-                   [](const Lot& lot) { return lot.is_away; }))
+                   [&](const Lot& lot) { return lacks_memory(space, lot); }))
     return {};
   return fail(
       ErrorCode::kWrongState,
-      fmt::format("part of the host memory of process {} is in the image of a dump that was "
-                  "cut short, and not in the process",
+      fmt::format("part of the host memory of process {} is in the image that it was "
+                  "restored from, and not in the process",
                   pid.value),
-      fmt::format("`stasis recover {}` brings it back", pid.value));
+      fmt::format("end it (`kill -9 {}`) and restore the image with `stasis restore`", pid.value));
 }
 
 // Thread by thread, so that one that cannot be stopped holds up no other.
 Result<void> unpark_all(const AddressSpace& space) {
   const Pid pid = space.pid();
   STASIS_TRY_ASSIGN(auto places, probe(space));
-  STASIS_TRY(check_is_there(places, pid));
+  STASIS_TRY(check_is_there(space, places));
   if (places.calls.begun) {
     STASIS_TRY(finish_remote_call_of(space, *places.calls.begun));
   }
@@ -592,23 +615,38 @@ Result<void> unpark_threads(Pid pid) {
 
 namespace {
 
+tl::unexpected<Error> nothing_parked(Pid pid) {
+  return fail(ErrorCode::kBusy, fmt::format("no thread of process {} is parked", pid.value),
+              "try again");
+}
+
 Result<void> mark_lots(const AddressSpace& space, std::uint64_t mark) {
   STASIS_TRY_ASSIGN(auto places, probe(space));
-  if (places.lots.empty()) {
-    if (mark == 0) return {};
-    return fail(ErrorCode::kBusy,
-                fmt::format("no thread of process {} is parked", space.pid().value), "try again");
-  }
+  if (places.lots.empty() && mark != 0) return nothing_parked(space.pid());
   for (const Lot& lot : places.lots)
-    STASIS_TRY(space.write(lot.start + kAwayOffset, &mark, sizeof mark));
+    STASIS_TRY(space.write(lot.start + kMarkOffset, &mark, sizeof mark));
   return {};
 }
 
 }  // namespace
 
-Result<void> mark_host_memory_away(const AddressSpace& space, bool away) {
-  return mark_lots(space, away ? kAwayMark : 0);
+Result<AddressRange> mark_host_memory_saved(const AddressSpace& space) {
+  STASIS_TRY_ASSIGN(auto places, probe(space));
+  if (places.lots.empty()) return nothing_parked(space.pid());
+  const auto lot = std::find_if(places.lots.begin(), places.lots.end(),
+                                [](const Lot& one) { return one.has_original; });
+  if (lot == places.lots.end()) {
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("an earlier stasis has parked the threads of process {}", space.pid().value));
+  }
+  // In this order: a process that says the one without the other would never run again.
+  STASIS_TRY(space.write(lot->original().start, &kOriginalMark, sizeof kOriginalMark));
+  STASIS_TRY(space.write(lot->start + kMarkOffset, &kSavedMark, sizeof kSavedMark));
+  return lot->original();
 }
+
+Result<void> mark_host_memory_there(const AddressSpace& space) { return mark_lots(space, 0); }
 
 Result<void> mark_memory_in_work(const AddressSpace& space, bool in_work) {
   return mark_lots(space, in_work ? kInWorkMark : 0);
@@ -617,13 +655,13 @@ Result<void> mark_memory_in_work(const AddressSpace& space, bool in_work) {
 Result<bool> is_memory_in_work(const AddressSpace& space) {
   STASIS_TRY_ASSIGN(auto places, probe(space));
   return std::any_of(places.lots.begin(), places.lots.end(),
-                     [](const Lot& lot) { return lot.is_in_work; });
+                     [](const Lot& lot) { return lot.is_in_work(); });
 }
 
 Result<void> check_host_memory_is_there(Pid pid) {
   STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
   STASIS_TRY_ASSIGN(auto places, probe(space));
-  return check_is_there(places, pid);
+  return check_is_there(space, places);
 }
 
 Result<void> finish_remote_call(Pid pid) {

@@ -24,6 +24,7 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "proc/remote_syscall.h"
+#include "proc/zero_pages.h"
 
 namespace stasis {
 
@@ -38,13 +39,15 @@ Result<void> park_more_threads(Pid pid, const std::vector<Tid>& spared);
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
-// Says in the place of the parked threads that memory of the process is in an image and not there
-// (host_memory.h), or that it is there again: in the target itself, so that every tool sees it, and
-// an image of the process has it, too. kBusy if no thread has been parked.
-Result<void> mark_host_memory_away(const proc::AddressSpace& space, bool away);
-// kWrongState if that was said, or mark_memory_in_work() was: the process must neither run nor be
-// restored by the driver.
-// unpark_threads() refuses it, too.
+// Says in the place of the parked threads that what CRIU makes of this process lacks memory that is
+// in the image (host_memory.h). The range that it returns is to be kept from CRIU together with
+// that memory: it is what tells the process, which has it, from its restored image, which has not.
+// kBusy if no thread has been parked; kNotSupported if a stasis that knew no such range has.
+Result<AddressRange> mark_host_memory_saved(const proc::AddressSpace& space);
+// The memory of a restored process is there.
+Result<void> mark_host_memory_there(const proc::AddressSpace& space);
+// kWrongState if the process lacks its memory, or mark_memory_in_work() was said: it must neither
+// run nor be restored by the driver. unpark_threads() refuses it, too.
 Result<void> check_host_memory_is_there(Pid pid);
 
 // The same of memory that an agent is replacing under the parked threads (direct/stillness.h):

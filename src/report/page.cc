@@ -151,7 +151,6 @@ std::string phase_meaning(std::string_view name) {
       {"mover", "the process that copies GPU memory gets its contexts"},
       {"content", "what was copied is written to the image to its end, and gets its index"},
       {"host memory", "large host memory is written to the image, by all processors"},
-      {"host memory back", "it is given back to the processes, which go on"},
       {"finish", "the image gets its name"},
       {"close", "GPU work in flight is waited for, and new work held back, by the agent"},
       {"copy out",

@@ -62,9 +62,8 @@ SCENARIOS = (
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
-    Scenario("dump of host memory --host-memory=parallel", "dump", "host.saved", "dump.complete"),
-    Scenario("dump of host memory --host-memory=parallel --leave-running", "dump", "host.dropped"),
-    Scenario("recover a dump of host memory", "recover", "host.back", "recover.target"),
+    Scenario("dump of host memory --host-memory=parallel", "dump", "host.hidden", "dump.complete"),
+    Scenario("dump of host memory --host-memory=parallel --leave-running", "dump", "host.hidden"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
     Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
@@ -395,8 +394,6 @@ class Place:
             self.stasis("suspend", pid, fault="checkpoint.after:kill")
         elif name == "recover a dump":
             self.stasis("dump", pid, "--images-dir", self.image, fault="image.manifest:kill")
-        elif name == "recover a dump of host memory":
-            self.stasis("dump", pid, "--images-dir", self.image, "--host-memory=parallel", fault="host.dropped:kill")
         elif name == "recover an ended dump":
             self.stasis("dump", pid, "--images-dir", self.image, fault="dump.finish:kill")
         if scenario.verb == "dump":

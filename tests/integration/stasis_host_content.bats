@@ -35,8 +35,8 @@ end_all() {
 }
 group_is_gone() { ! pgrep -g "$TARGET" >/dev/null && number_is_free; }
 
-host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$image" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
-pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
+host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "${1:-$image}" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
+pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 
 @test "host memory of every kind is as it was, dumped and restored again and again" {
   local i
@@ -78,7 +78,7 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
   assert_equal "$(host_bytes)" 0
   runs_on
   done_by dump "$TARGET" --images-dir "$image" --force --leave-suspended --host-memory parallel
-  assert_equal "$(host_bytes)" 0
+  (($(host_bytes) > 8 << 20))
   done_by resume "$TARGET"
   runs_on
   dump_it --force --host-memory criu
@@ -87,13 +87,13 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
   runs_on
 }
 
-@test "a job that goes on has it back, saved again and again, and only what is new is written" {
+@test "a job that goes on keeps it, saved again and again, and only what is new is written" {
   local i base=() after
   start_program 96
   for i in 1 2 3; do
-    done_by dump "$TARGET" --images-dir "$image.$i" --leave-running --host-memory parallel "${base[@]}" --json
+    done_by dump "$TARGET" --images-dir "$image.$i" --leave-running "${base[@]}" --json
+    (($(host_bytes "$image.$i") >= 64 << 20))
     ((i == 1 || $(json 'd["written_bytes"]') < $(json 'd["image_bytes"]') - (40 << 20)))
-    assert_contains "$(json '[p["name"] for p in d["phases"]]')" "host memory back"
     runs_on
     base=(--base "$image.$i")
   done
@@ -107,16 +107,6 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
   done
 }
 
-@test "a dump of a job that goes on is killed when the job has not got it back: recover brings it" {
-  start_program 24
-  for point in host.dropped dump.complete host.back; do
-    STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image" --force --host-memory parallel --leave-running
-    assert_equal "$status" 137 "$point"
-    done_by recover --all
-    runs_on
-  done
-}
-
 @test "what the driver saves of a program that it moves itself goes past CRIU, too" {
   start_target memory --size 128M
   dump_it
@@ -126,21 +116,28 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
   restored_verifies
 }
 
-@test "a dump that fails after the processes have given it up leaves them as they were" {
-  local point
+@test "a dump that fails or is killed leaves the processes as they were, with all their memory" {
+  local point way
   start_program 24
-  for point in host.saved host.noted host.dropped dump.complete; do
-    STASIS_FAULT=$point:error capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel
-    ((status != 0))
-    assert_contains "$err" "as it was"
-    runs_on
-    [[ ! -e $image ]]
+  for point in host.hidden host.saved dump.complete; do
+    for way in "" --leave-running --leave-suspended; do
+      STASIS_FAULT=$point:error capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel $way
+      ((status != 0))
+      # A job that goes on does so before its image is complete.
+      [[ $err == *"as it was"* || $err == *"the job runs on"* ]]
+      runs_on
+      [[ ! -e $image ]]
+      STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel $way
+      assert_equal "$status" 137 "$point"
+      done_by recover "$TARGET"
+      runs_on
+      rm -rf "$image"
+    done
   done
-  dump_it --host-memory parallel
+  dump_it --host-memory parallel --force
   restore_it
   runs_on
-  # It dies while its memory is away: said, and nothing is left.
-  STASIS_FAULT=host.dropped:target-dies capture stasis dump "$TARGET" --images-dir "$image.2" --host-memory parallel
+  STASIS_FAULT=host.hidden:target-dies capture stasis dump "$TARGET" --images-dir "$image.2" --host-memory parallel
   ((status != 0))
   wait_until 60 number_is_free
   [[ ! -e $image.2 ]]
@@ -148,33 +145,19 @@ pages_bytes() { cat "$image"/criu/pages-*.img | wc -c; }
   assert_contains "$out$err" "nothing to recover"
 }
 
-@test "a tool that is killed meanwhile leaves processes that only recover lets run" {
-  local point
+@test "what criu alone restores lacks its memory: it stands still, and no tool lets it run" {
   start_program 24
-  for point in host.saved host.noted host.dropping host.dropped dump.complete; do
-    STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image" --host-memory parallel
-    assert_equal "$status" 137 "$point"
-    if [[ $point == host.dropped ]]; then
-      # Also where the record of it is not to be seen.
-      STASIS_STATE_DIR=$BATS_TEST_TMPDIR/another capture stasis dump "$TARGET" --images-dir "$image.other"
-      ((status != 0))
-      assert_contains "$err" "stasis recover"
-      capture stasis resume "$TARGET"
-      ((status != 0))
-      assert_contains "$err" "stasis recover"
-      capture cuda-checkpoint --action restore --pid "$TARGET"
-      ((status != 0))
-      capture stasis dump "$TARGET" --images-dir "$image"
-      ((status != 0))
-    fi
-    done_by recover "$TARGET"
-    runs_on
-  done
-  STASIS_FAULT=host.dropped:kill capture stasis dump "$TARGET" --images-dir "$image" --force --host-memory parallel
-  assert_equal "$status" 137
-  STASIS_FAULT=host.back:kill capture stasis recover "$TARGET"
-  assert_equal "$status" 137
-  done_by recover --all
+  dump_it --host-memory parallel
+  cp -r "$image" "$image.copy"
+  (cd "$image.copy/criu" && "$STASIS_CRIU" restore -D "$image.copy/criu" -o "$BATS_TEST_TMPDIR/restore.log" --shell-job --restore-detached)
+  refused 6 wrong-state resume "$TARGET"
+  assert_contains "$err" "stasis restore"
+  capture cuda-checkpoint --action restore --pid "$TARGET"
+  ((status != 0))
+  refused 6 wrong-state dump "$TARGET" --images-dir "$image.2"
+  kill -KILL "$TARGET"
+  end_all
+  restore_it
   runs_on
 }
 

@@ -1,0 +1,39 @@
+// The table by which the tool keeps pages of processes from criu: shared memory between the tool
+// (src/criu/hidden_pages.h) and the library that it loads into criu (plugins/criu_pages/).
+//
+// The tool makes it before criu starts and gives criu the descriptor. The library says that it is
+// there; the tool then writes the ranges and, last, their count, and never changes them. Header
+// only; no dependency but the C library.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace stasis::hidden_pages {
+
+// Of criu's environment: the number of the table's descriptor there.
+inline constexpr const char* kDescriptorVariable = "STASIS_HIDDEN_PAGES";
+
+// Pages of a process, named by its number in criu's /proc.
+struct Range {
+  std::uint64_t pid;
+  std::uint64_t start;  // the addresses are multiples of a page
+  std::uint64_t end;
+};
+
+// All zero at first. The ranges lie sorted by process and address, and none overlap.
+struct Table {
+  std::atomic<std::uint64_t> is_heard;  // 1: the library reads the table
+  std::atomic<std::uint64_t> count;     // of the ranges
+  std::atomic<std::uint64_t> hidden;    // pages that criu has asked for and not seen
+  std::uint64_t reserved;
+  Range ranges[1];  // as many as there is room for
+};
+
+// Of the table. The pages of it that nothing was written to take no memory.
+inline constexpr std::uint64_t kTableBytes = 64U << 20;
+inline constexpr std::uint64_t kMostRanges = (kTableBytes - sizeof(Table)) / sizeof(Range);
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+}  // namespace stasis::hidden_pages

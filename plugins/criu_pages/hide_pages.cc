@@ -1,0 +1,216 @@
+// Loaded into the criu that the tool starts for a dump: keeps pages from it that the tool saves
+// itself (docs/adr/0047-host-memory.md).
+//
+// CRIU asks the kernel which pages of a process there are, by reading /proc/PID/pagemap or by its
+// ioctl PAGEMAP_SCAN, and saves those. These functions stand in front of the C library's and leave
+// the pages of the tool's table out of the answer. A criu that asks in another way saves them as
+// well, which costs time and disk space and nothing else.
+//
+// Uses old functions of the C library only, and no C++ library: criu may bring its own.
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "abi/hidden_pages.h"
+
+namespace {
+
+using stasis::hidden_pages::Range;
+using stasis::hidden_pages::Table;
+
+constexpr std::uint64_t kPage = 4096;
+
+Table* table = nullptr;
+
+// linux/fs.h of Linux 6.7; older headers lack it.
+constexpr unsigned long kPagemapScan = 0xc0606610;
+struct PageRegion {
+  std::uint64_t start;
+  std::uint64_t end;
+  std::uint64_t categories;
+};
+struct ScanArgument {
+  std::uint64_t size;
+  std::uint64_t flags;
+  std::uint64_t start;
+  std::uint64_t end;
+  std::uint64_t walk_end;
+  std::uint64_t vec;
+  std::uint64_t vec_len;
+  std::uint64_t max_pages;
+  std::uint64_t category_inverted;
+  std::uint64_t category_mask;
+  std::uint64_t category_anyof_mask;
+  std::uint64_t return_mask;
+};
+static_assert(sizeof(ScanArgument) == 96);
+
+// The process whose pagemap the descriptor is of, by its link's text ".../1234/pagemap"; 0: of
+// none.
+std::uint64_t process_of(int fd) {
+  char link[40] = "/proc/self/fd/";
+  char digits[12];
+  std::size_t count = 0;
+  if (fd < 0) return 0;
+  for (unsigned rest = static_cast<unsigned>(fd); rest != 0 || count == 0; rest /= 10)
+    digits[count++] = static_cast<char>('0' + rest % 10);
+  std::size_t end = std::strlen(link);
+  while (count > 0)
+    link[end++] = digits[--count];
+  link[end] = '\0';
+  char text[128];
+  const ssize_t size = ::readlink(link, text, sizeof text);
+  constexpr char kName[] = "/pagemap";
+  constexpr ssize_t kNameSize = sizeof kName - 1;
+  if (size <= kNameSize || size == static_cast<ssize_t>(sizeof text) ||
+      std::memcmp(text + size - kNameSize, kName, kNameSize) != 0)
+    return 0;
+  std::uint64_t pid = 0;
+  std::uint64_t factor = 1;
+  ssize_t at = size - kNameSize;
+  for (; at > 0 && text[at - 1] >= '0' && text[at - 1] <= '9' && factor < 10000000000; --at) {
+    pid += factor * static_cast<std::uint64_t>(text[at - 1] - '0');
+    factor *= 10;
+  }
+  return at > 0 && text[at - 1] == '/' ? pid : 0;
+}
+
+// The first range of the process that ends above the address; the table's end if there is none.
+const Range* first_above(std::uint64_t pid, std::uint64_t address, std::uint64_t count) {
+  std::uint64_t low = 0;
+  std::uint64_t high = count;
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    const Range& range = table->ranges[middle];
+    if (range.pid < pid || (range.pid == pid && range.end <= address))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return table->ranges + low;
+}
+
+// What was read of a pagemap, an entry of 8 bytes a page.
+void hide_entries(std::uint64_t pid, unsigned char* entries, std::size_t bytes,
+                  std::uint64_t offset, std::uint64_t count) {
+  if (offset % 8 != 0) return;  // never seen
+  const std::uint64_t first = offset / 8 * kPage;
+  const std::uint64_t end = first + bytes / 8 * kPage;
+  std::uint64_t hidden = 0;
+  const Range* const last = table->ranges + count;
+  for (const Range* range = first_above(pid, first, count);
+       range != last && range->pid == pid && range->start < end; ++range) {
+    const std::uint64_t from = range->start > first ? range->start : first;
+    const std::uint64_t to = range->end < end ? range->end : end;
+    if (from >= to) continue;
+    std::memset(entries + (from - first) / kPage * 8, 0, (to - from) / kPage * 8);
+    hidden += (to - from) / kPage;
+  }
+  table->hidden.fetch_add(hidden, std::memory_order_relaxed);
+}
+
+// What a scan has found, without the hidden pages: a region falls into several where some lie in
+// its middle. Where there is no room for all, the scan ends there, as the kernel's does.
+long hide_regions(std::uint64_t pid, ScanArgument& scan, long found, std::uint64_t count) {
+  auto* const regions = reinterpret_cast<PageRegion*>(scan.vec);
+  const std::size_t bytes = static_cast<std::size_t>(found) * sizeof(PageRegion);
+  if (found <= 0) return found;
+  void* const copy =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return found;
+  std::memcpy(copy, regions, bytes);
+  const auto* const all = static_cast<const PageRegion*>(copy);
+  const Range* const last = table->ranges + count;
+  std::uint64_t kept = 0;
+  std::uint64_t hidden = 0;
+  bool full = false;
+  const auto keep = [&](std::uint64_t start, std::uint64_t end, std::uint64_t categories) {
+    if (start >= end || full) return;
+    full = kept == scan.vec_len;
+    if (full)
+      scan.walk_end = start;
+    else
+      regions[kept++] = {start, end, categories};
+  };
+  for (long i = 0; i < found && !full; ++i) {
+    std::uint64_t at = all[i].start;
+    for (const Range* range = first_above(pid, at, count);
+         range != last && range->pid == pid && range->start < all[i].end && !full; ++range) {
+      keep(at, range->start, all[i].categories);
+      const std::uint64_t from = range->start > at ? range->start : at;
+      const std::uint64_t to = range->end < all[i].end ? range->end : all[i].end;
+      if (to > from) hidden += (to - from) / kPage;
+      at = range->end;
+    }
+    keep(at, all[i].end, all[i].categories);
+  }
+  ::munmap(copy, bytes);
+  table->hidden.fetch_add(hidden, std::memory_order_relaxed);
+  return static_cast<long>(kept);
+}
+
+std::uint64_t ranges() {
+  return table == nullptr ? 0 : table->count.load(std::memory_order_acquire);
+}
+
+ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
+  const long got = ::syscall(SYS_pread64, fd, buffer, bytes, offset);
+  const std::uint64_t count = ranges();
+  if (got <= 0 || count == 0) return got;
+  if (const std::uint64_t pid = process_of(fd))
+    hide_entries(pid, static_cast<unsigned char*>(buffer), static_cast<std::size_t>(got),
+                 static_cast<std::uint64_t>(offset), count);
+  return got;
+}
+
+// Before criu's main().
+__attribute__((constructor)) void hear() {
+  const char* const number = std::getenv(stasis::hidden_pages::kDescriptorVariable);
+  if (number == nullptr) return;
+  int fd = 0;
+  for (const char* digit = number; *digit >= '0' && *digit <= '9' && fd < 100000; ++digit)
+    fd = fd * 10 + (*digit - '0');
+  void* const mapped =
+      ::mmap(nullptr, stasis::hidden_pages::kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  (void)::close(fd);
+  // For criu alone, and not for what it starts.
+  (void)::unsetenv(stasis::hidden_pages::kDescriptorVariable);
+  (void)::unsetenv("LD_PRELOAD");
+  if (mapped == MAP_FAILED) return;
+  table = static_cast<Table*>(mapped);
+  table->is_heard.store(1, std::memory_order_release);
+}
+
+}  // namespace
+
+extern "C" {
+
+ssize_t pread64(int fd, void* buffer, std::size_t bytes, off_t offset) {
+  return read_hiding(fd, buffer, bytes, offset);
+}
+
+ssize_t pread(int fd, void* buffer, std::size_t bytes, off_t offset) {
+  return read_hiding(fd, buffer, bytes, offset);
+}
+
+int ioctl(int fd, unsigned long request, ...) noexcept {
+  va_list list;
+  va_start(list, request);
+  void* const argument = va_arg(list, void*);
+  va_end(list);
+  const long result = ::syscall(SYS_ioctl, fd, request, argument);
+  const std::uint64_t count = ranges();
+  if (request != kPagemapScan || result <= 0 || count == 0) return static_cast<int>(result);
+  const std::uint64_t pid = process_of(fd);
+  if (pid == 0) return static_cast<int>(result);
+  return static_cast<int>(hide_regions(pid, *static_cast<ScanArgument*>(argument), result, count));
+}
+
+}  // extern "C"

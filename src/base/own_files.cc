@@ -1,0 +1,44 @@
+#include "base/own_files.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <system_error>
+
+namespace stasis {
+namespace {
+
+// The folder of the library, or of the program, that this code is in.
+std::string own_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&own_file), &info) == 0 || info.dli_fname == nullptr)
+    return ".";
+  const auto* const head = static_cast<const Elf64_Ehdr*>(info.dli_fbase);
+  const auto base = reinterpret_cast<std::uintptr_t>(head);
+  // A program is known by the name that it was called by.
+  std::error_code failed;
+  if (base + head->e_phoff == ::getauxval(AT_PHDR))
+    return std::filesystem::read_symlink("/proc/self/exe", failed).parent_path().string();
+  return std::filesystem::path(info.dli_fname).parent_path().string();
+}
+
+}  // namespace
+
+std::string own_file(const std::string& name) {
+  const std::string folder = own_folder();
+  std::string path;
+  for (const char* way : {"/stasis/", "/../stasis/", "/../lib/stasis/"}) {
+    path = folder;
+    path += way;
+    path += name;
+    if (::access(path.c_str(), R_OK) == 0) break;
+  }
+  return std::filesystem::path(path).lexically_normal().string();
+}
+
+}  // namespace stasis

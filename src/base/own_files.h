@@ -1,0 +1,14 @@
+// Files of the installation that this code belongs to.
+#pragma once
+
+#include <string>
+
+namespace stasis {
+
+// Where `name` lies in lib/stasis: beside the library that this code is in, or below the same
+// prefix, where systems have libraries in lib64 or lib/TRIPLET; or below the prefix of the program.
+// The path is absolute if the library was loaded by one. Where it should lie if it is nowhere.
+// Stateless; thread-safe.
+std::string own_file(const std::string& name);
+
+}  // namespace stasis

@@ -1,0 +1,51 @@
+#include "criu/hidden_pages.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <tuple>
+#include <utility>
+
+#include "base/own_files.h"
+
+namespace stasis {
+
+using hidden_pages::kMostRanges;
+using hidden_pages::kTableBytes;
+using hidden_pages::Range;
+using hidden_pages::Table;
+
+void HiddenPages::Unmap::operator()(Table* table) const { (void)::munmap(table, kTableBytes); }
+
+Result<HiddenPages> HiddenPages::create() {
+  std::string library = own_file("libstasis-criu-pages.so");
+  if (::access(library.c_str(), R_OK) != 0)
+    return fail(ErrorCode::kNotSupported, library + " is not there", "install Stasis whole");
+  UniqueFd file(::memfd_create("stasis-hidden-pages", MFD_CLOEXEC));
+  if (!file.valid() || ::ftruncate(file.get(), static_cast<off_t>(kTableBytes)) != 0)
+    return fail(errno_error("cannot create a memory file", errno));
+  void* const mapped =
+      ::mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (mapped == MAP_FAILED) return fail(errno_error("cannot map a memory file", errno));
+  return HiddenPages(std::move(file), static_cast<Table*>(mapped), std::move(library));
+}
+
+bool HiddenPages::is_heard() const { return table_->is_heard.load(std::memory_order_acquire) != 0; }
+
+bool HiddenPages::hide(std::vector<Range> ranges) {
+  if (ranges.size() > kMostRanges) return false;
+  std::sort(ranges.begin(), ranges.end(), [](const Range& one, const Range& other) {
+    return std::tie(one.pid, one.start) < std::tie(other.pid, other.start);
+  });
+  std::copy(ranges.begin(), ranges.end(), table_->ranges);
+  table_->count.store(ranges.size(), std::memory_order_release);
+  return true;
+}
+
+std::uint64_t HiddenPages::hidden_bytes() const {
+  return table_->hidden.load(std::memory_order_relaxed) * 4096;
+}
+
+}  // namespace stasis

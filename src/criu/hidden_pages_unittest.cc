@@ -1,0 +1,186 @@
+#include "criu/hidden_pages.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace stasis {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPages = 64;
+// Of the table's second descriptor, by which the child fills it.
+constexpr const char* kChildVariable = "STASIS_TEST_TABLE";
+
+// linux/fs.h of Linux 6.7.
+struct Scan {
+  std::uint64_t size = 96, flags = 0, start = 0, end = 0, walk_end = 0, vec = 0, vec_len = 0,
+                max_pages = 0, inverted = 0, mask = 0, any_of = 2, returned = 2;  // present
+};
+struct Region {
+  std::uint64_t start, end, categories;
+  friend bool operator==(const Region&, const Region&) = default;
+};
+
+// This program again, with the library in it, as one test.
+int run_child(const HiddenPages& pages) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const int first = ::dup(pages.descriptor().get());
+    const int second = ::dup(pages.descriptor().get());
+    ::setenv("LD_PRELOAD", pages.library().c_str(), 1);
+    ::setenv(hidden_pages::kDescriptorVariable, std::to_string(first).c_str(), 1);
+    ::setenv(kChildVariable, std::to_string(second).c_str(), 1);
+    ::execl("/proc/self/exe", "child", "--gtest_filter=HiddenPagesChild.*",
+            "--gtest_also_run_disabled_tests", nullptr);
+    ::_exit(99);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return status;
+}
+
+class HiddenPagesChild : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* const number = std::getenv(kChildVariable);
+    ASSERT_NE(number, nullptr) << "only HiddenPages runs this";
+    EXPECT_EQ(std::getenv("LD_PRELOAD"), nullptr) << "criu's own children would get it";
+    void* const mapped = ::mmap(nullptr, hidden_pages::kTableBytes, PROT_READ | PROT_WRITE,
+                                MAP_SHARED, std::atoi(number), 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    table_ = static_cast<hidden_pages::Table*>(mapped);
+    table_->count = 0;
+    void* const memory = ::mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    start_ = reinterpret_cast<std::uint64_t>(memory);
+    pagemap_ = UniqueFd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+    ASSERT_TRUE(pagemap_.valid());
+  }
+
+  std::uint64_t page(std::uint64_t number) const { return start_ + number * kPage; }
+  // Pages [first, end) of the memory.
+  void hide(std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges) const {
+    const auto pid = static_cast<std::uint64_t>(::getpid());
+    std::size_t count = 0;
+    table_->ranges[count++] = {pid - 1, page(0), page(kPages)};
+    for (const auto& [first, end] : ranges)
+      table_->ranges[count++] = {pid, page(first), page(end)};
+    table_->ranges[count++] = {pid + 1, page(0), page(kPages)};
+    table_->count = count;
+  }
+  std::string seen_by_read() const {
+    std::vector<std::uint64_t> entries(kPages);
+    const auto bytes = static_cast<ssize_t>(kPages * sizeof entries[0]);
+    EXPECT_EQ(::pread(pagemap_.get(), entries.data(), static_cast<std::size_t>(bytes),
+                      static_cast<off_t>(start_ / kPage * sizeof entries[0])),
+              bytes);
+    std::string text;
+    for (const std::uint64_t entry : entries)
+      text += (entry >> 63) != 0 ? 'x' : '.';
+    return text;
+  }
+  // As CRIU scans: again from where the walk has ended. Empty on a kernel that cannot.
+  std::string seen_by_scan(std::uint64_t room) const {
+    std::string text(kPages, '.');
+    std::vector<Region> regions(room);
+    for (std::uint64_t at = page(0); at < page(kPages);) {
+      Scan scan;
+      scan.start = at;
+      scan.end = page(kPages);
+      scan.vec = reinterpret_cast<std::uint64_t>(regions.data());
+      scan.vec_len = room;
+      const int found = ::ioctl(pagemap_.get(), 0xc0606610UL, &scan);
+      if (found < 0) return {};
+      for (int i = 0; i < found; ++i) {
+        const Region& region = regions[static_cast<std::size_t>(i)];
+        for (std::uint64_t one = region.start; one < region.end; one += kPage) {
+          EXPECT_EQ(text[(one - start_) / kPage], '.') << "told twice";
+          text[(one - start_) / kPage] = 'x';
+        }
+      }
+      EXPECT_GT(scan.walk_end, at);
+      if (scan.walk_end <= at) break;
+      at = scan.walk_end;
+    }
+    return text;
+  }
+
+  hidden_pages::Table* table_ = nullptr;
+  std::uint64_t start_ = 0;
+  UniqueFd pagemap_;
+};
+
+TEST_F(HiddenPagesChild, DISABLED_SeesThePagesThatAreNotHidden) {
+  const std::string all(kPages, 'x');
+  const bool scans = !seen_by_scan(kPages).empty();
+  const std::vector<std::vector<std::pair<std::uint64_t, std::uint64_t>>> cases = {
+      {},
+      {{0, kPages}},
+      {{0, 1}, {kPages - 1, kPages}},
+      {{3, 5}, {5, 9}, {20, 21}, {22, 23}, {24, 25}, {40, 63}},
+  };
+  for (const auto& ranges : cases) {
+    hide(ranges);
+    std::string expected = all;
+    for (const auto& [first, end] : ranges)
+      for (std::uint64_t i = first; i < end; ++i)
+        expected[i] = '.';
+    const std::uint64_t before = table_->hidden;
+    EXPECT_EQ(seen_by_read(), expected);
+    EXPECT_EQ(table_->hidden - before,
+              static_cast<std::uint64_t>(std::count(expected.begin(), expected.end(), '.')));
+    for (const std::uint64_t room : {1, 2, 3, 5, 64}) {
+      if (!scans) break;
+      EXPECT_EQ(seen_by_scan(room), expected) << room;
+    }
+  }
+  // Another file that is read and asked.
+  const UniqueFd other(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  std::array<unsigned char, 4> head{};
+  EXPECT_EQ(::pread(other.get(), head.data(), head.size(), 0), 4);
+  EXPECT_EQ(head[1], 'E');
+  EXPECT_EQ(::ioctl(other.get(), TCGETS, head.data()), -1);
+  EXPECT_EQ(errno, ENOTTY);
+}
+
+TEST(HiddenPages, AreHeardOfByWhatLoadsTheLibrary) {
+  auto pages = HiddenPages::create();
+  ASSERT_TRUE(pages) << pages.error().to_string();
+  EXPECT_FALSE(pages->is_heard());
+  EXPECT_EQ(run_child(*pages), 0);
+  EXPECT_TRUE(pages->is_heard());
+  EXPECT_GT(pages->hidden_bytes(), 0U);
+}
+
+TEST(HiddenPages, AreSortedAndNotMoreThanThereIsRoomFor) {
+  auto pages = HiddenPages::create();
+  ASSERT_TRUE(pages) << pages.error().to_string();
+  EXPECT_FALSE(pages->hide(std::vector<hidden_pages::Range>(hidden_pages::kMostRanges + 1)));
+  EXPECT_TRUE(pages->hide({{2, 0, 1}, {1, 4, 5}, {1, 2, 3}}));
+  std::array<hidden_pages::Range, 3> ranges{};
+  ASSERT_GT(::pread(pages->descriptor().get(), ranges.data(), sizeof ranges,
+                    offsetof(hidden_pages::Table, ranges)),
+            0);
+  EXPECT_EQ(ranges[0].start, 2U);
+  EXPECT_EQ(ranges[1].start, 4U);
+  EXPECT_EQ(ranges[2].pid, 2U);
+}
+
+}  // namespace
+}  // namespace stasis
