@@ -51,6 +51,7 @@ _stasis() {
     dump:-t|dump:--timeout) :; return ;;
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     dump:--host-memory) mapfile -t COMPREPLY < <(compgen -W 'auto criu parallel' -- "$word"); return ;;
+    dump:--pre-copy) mapfile -t COMPREPLY < <(compgen -W 'auto on off' -- "$word"); return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     dump:--driver-timeout) :; return ;;
     dump:--trace) :; return ;;
@@ -100,7 +101,7 @@ _stasis() {
     suspend) words='-h --help -t --timeout --path --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     swap) words='-h --help -t --timeout --path -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --host-memory --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --host-memory --pre-copy --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
     restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;

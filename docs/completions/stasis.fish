@@ -95,6 +95,7 @@ complete -c stasis -n '__stasis_verb dump' -l ignore-obstacles -d 'go on althoug
 complete -c stasis -n '__stasis_verb dump' -s t -l timeout -x -d 'how long to wait for GPU work in flight, e.g. 10s, or milliseconds'
 complete -c stasis -n '__stasis_verb dump' -l path -x -a 'driver direct' -d 'how GPU memory is moved: driver leaves the agents (`stasis run`) alone'
 complete -c stasis -n '__stasis_verb dump' -l host-memory -x -a 'auto criu parallel' -d 'by whom large host memory is moved [auto]'
+complete -c stasis -n '__stasis_verb dump' -l pre-copy -x -a 'auto on off' -d 'with --leave-running: copy large host memory while the job runs, and only what has changed since while it stands still [auto]'
 complete -c stasis -n '__stasis_verb dump' -l criu -r -F -d 'the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]'
 complete -c stasis -n '__stasis_verb dump' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb dump' -s v -l verbose -d 'say more: phases and times'

@@ -168,6 +168,17 @@ Verb add_dump(CLI::App& app) {
           },
           "by whom large host memory is moved [auto]")
       ->check(one_of({"auto", "criu", "parallel"}));
+  command
+      ->add_option_function<std::string>(
+          "--pre-copy",
+          [options](const std::string& when) {
+            options->dump.precopy = when == "on"    ? Precopy::kAlways
+                                    : when == "off" ? Precopy::kNever
+                                                    : Precopy::kAutomatic;
+          },
+          "with --leave-running: copy large host memory while the job runs, and only what has "
+          "changed since while it stands still [auto]")
+      ->check(one_of({"auto", "on", "off"}));
   add_criu_path(*command, options->dump.criu_path);
   add_criu_dump_options(*command, options->dump.criu);
   return {command, [options](Context& context) { return run_dump(context, *options); }};

@@ -23,6 +23,7 @@
 #include "image/content_format.h"
 #include "image/content_lane.h"
 #include "image/parallel.h"
+#include "image/precopied_chunks.h"
 #include "image/reused_chunks.h"
 
 namespace stasis {
@@ -115,6 +116,7 @@ struct ContentWriter::State {
   std::unique_ptr<ReusedChunks> reused;  // nothing: no base
   std::optional<Error> without_base;
   BlockDigest zeros{};  // of a chunk of zeros
+  PrecopiedChunks precopied;
 
   std::mutex failing;
   std::atomic<bool> has_failed = false;
@@ -137,10 +139,15 @@ struct ContentWriter::State {
   bool is_there(std::uint32_t number, Slot& slot, LaneKind& kind);
   Result<void> check_place(std::size_t stream, std::uint64_t offset, std::size_t bytes) const;
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
+  bool has(const BlockDigest& digest) const {
+    return (reused && reused->gives(digest)) || precopied.knows(digest);
+  }
+  Result<std::uint64_t> precopy(std::span<const std::byte> bytes);
   Result<void> written_twice(std::size_t stream, std::uint32_t number) const;
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
   std::optional<bool> reuse_from_base(Slot& slot);
   Result<void> check_all_written() const;
+  void give_back_unused(ContentLane& lane) const;
   Result<void> end_files(Progress& progress, const Interrupt& interrupt);
   ContentIndex make_index() const;
   Result<ContentRecord> write_index(const ContentIndex& index);
@@ -252,6 +259,28 @@ Result<void> ContentWriter::State::write(std::size_t stream, std::uint64_t offse
   return placer.end();
 }
 
+Result<std::uint64_t> ContentWriter::State::precopy(std::span<const std::byte> bytes) {
+  if (bytes.size() % options.chunk_bytes != 0)
+    return fail(ErrorCode::kUsage, fmt::format("{} bytes are no whole chunks", bytes.size()));
+  Placer placer(*this);
+  std::vector<ContentChunk> stored;
+  std::uint64_t sum_of_stored = 0;
+  for (; !bytes.empty(); bytes = bytes.subspan(options.chunk_bytes)) {
+    const auto content = bytes.first(options.chunk_bytes);
+    if (all_zero(content)) continue;
+    Slot slot;
+    slot.digest = xxh3(content);
+    if (has(slot.digest) || !precopied.claim(slot.digest)) continue;
+    STASIS_TRY(placer.place(content, LaneKind::kNew, slot));
+    stored.push_back({slot.digest, slot.position, slot.stored, slot.encoding, slot.file});
+    sum_of_stored += slot.stored;
+  }
+  STASIS_TRY(placer.end());
+  for (const ContentChunk& chunk : stored)
+    precopied.add(chunk);
+  return sum_of_stored;
+}
+
 Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset,
                                         std::span<std::byte> digests) {
   const std::uint64_t chunk = options.chunk_bytes;
@@ -290,10 +319,18 @@ bool ContentWriter::State::is_there(std::uint32_t number, Slot& slot, LaneKind& 
     if (*took) return true;
     kind = LaneKind::kMoved;
   }
-  const auto equal = known.enter(slots, number);
-  if (!equal) return false;
-  slot.position = *equal;
-  slot.state = SlotState::kDuplicate;
+  if (const auto equal = known.enter(slots, number)) {
+    slot.position = *equal;
+    slot.state = SlotState::kDuplicate;
+    return true;
+  }
+  const auto stored = precopied.use(slot.digest);
+  if (!stored) return false;
+  slot.position = stored->position;
+  slot.stored = stored->stored;
+  slot.encoding = stored->encoding;
+  slot.file = stored->file;
+  slot.state = SlotState::kStored;
   return true;
 }
 
@@ -311,6 +348,13 @@ Result<void> ContentWriter::State::check_all_written() const {
                             first - begin));
   }
   return {};
+}
+
+// Where a file system has no holes they stay.
+void ContentWriter::State::give_back_unused(ContentLane& lane) const {
+  for (const auto& [position, bytes] : precopied.unused(lane.number))
+    (void)::fallocate(lane.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                      static_cast<off_t>(position), static_cast<off_t>(bytes));
 }
 
 // Brings the data files to the disk and closes those that were written. Those of the base are on it
@@ -333,6 +377,7 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
                           return 0;
                         }
                         ContentLane& lane = lanes[i];
+                        give_back_unused(lane);
                         STASIS_TRY(sync(lane.file, lane.path));
                         STASIS_TRY(lane.file.close(lane.path));
                         return lane.end;
@@ -460,6 +505,22 @@ Result<void> ContentWriter::write(std::size_t stream, std::uint64_t offset,
   return state_->remember(state_->write(stream, offset, bytes));
 }
 
+Result<std::uint64_t> ContentWriter::precopy(std::span<const std::byte> bytes) {
+  auto stored = state_->precopy(bytes);
+  if (!stored) (void)state_->remember(fail(stored.error()));
+  return stored;
+}
+
+std::uint64_t ContentWriter::not_precopied(std::span<const std::byte> bytes) const {
+  const std::uint64_t chunk = state_->options.chunk_bytes;
+  std::uint64_t lacking = 0;
+  for (; bytes.size() >= chunk; bytes = bytes.subspan(chunk)) {
+    const auto content = bytes.first(chunk);
+    if (!all_zero(content) && !state_->has(xxh3(content))) lacking += chunk;
+  }
+  return lacking;
+}
+
 std::uint64_t ContentWriter::digest_chunk() const { return state_->options.chunk_bytes; }
 
 Result<void> ContentWriter::take(std::size_t stream, std::uint64_t offset,
@@ -484,6 +545,7 @@ Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt
     summary.direct_io = summary.direct_io && state.lanes[i].direct;
     summary.written_bytes += state.lanes[i].end;
   }
+  summary.precopied_bytes = state.precopied.used_bytes();
   auto ended = state.end_files(progress, interrupt);
   if (ended) ended = fault(FaultPoint::kContentSynced);
   STASIS_TRY(std::move(ended));

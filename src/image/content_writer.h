@@ -56,10 +56,11 @@ struct ContentSummary {
   std::uint64_t chunks = 0;
   std::uint64_t zero_chunks = 0;
   std::uint64_t duplicate_chunks = 0;
-  std::uint64_t reused_chunks = 0;  // that are the base's, each counted once, also if moved
-  std::uint64_t written_bytes = 0;  // of the data files that no other image has
-  bool direct_io = false;           // all went past the page cache
-  double seconds = 0;               // from create() to the end of finish()
+  std::uint64_t reused_chunks = 0;    // that are the base's, each counted once, also if moved
+  std::uint64_t written_bytes = 0;    // of the data files that no other image has
+  std::uint64_t precopied_bytes = 0;  // of these, what precopy() had stored and was wanted
+  bool direct_io = false;             // all went past the page cache
+  double seconds = 0;                 // from create() to the end of finish()
 };
 
 class ContentWriter {
@@ -87,6 +88,13 @@ class ContentWriter {
   // return; if it is aligned to 4096 bytes, direct I/O needs no copy of it. kNoSpace, kIo; after an
   // error there is no image to be had from this writer.
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
+
+  // Stores content that a later write() may have, whole chunks: what it then has of it, it need not
+  // store. What no write() has had when finish() comes takes no room where the file system has
+  // holes. Before the first write(); threads and errors as of that. The bytes that it has stored.
+  Result<std::uint64_t> precopy(std::span<const std::byte> bytes);
+  // How many bytes it would store. Stores nothing.
+  std::uint64_t not_precopied(std::span<const std::byte> bytes) const;
 
   // The size of the chunks for take().
   std::uint64_t digest_chunk() const;

@@ -74,6 +74,11 @@ std::optional<ReusedChunks::Found> ReusedChunks::find(const BlockDigest& digest)
                chunk.stored};
 }
 
+bool ReusedChunks::gives(const BlockDigest& digest) const {
+  const auto number = base_->find(digest);
+  return number && base_->gives(base_->index().chunks[*number].file);
+}
+
 Result<void> ReusedChunks::move_chunks(std::size_t file, const std::vector<std::uint32_t>& chunks,
                                        ContentLanes& lanes, SyncPolicy sync) {
   STASIS_TRY_ASSIGN(auto lane, lanes.take(LaneKind::kMoved));

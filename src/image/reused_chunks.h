@@ -39,6 +39,8 @@ class ReusedChunks {
     std::uint32_t stored = 0;  // bytes
   };
   std::optional<Found> find(const BlockDigest& digest);
+  // Whether find() would let it be reused.
+  bool gives(const BlockDigest& digest) const;
 
   // Files of which nothing is reused go away; what is reused of those that would be kept for almost
   // nothing is copied. The others get the names of data files, from number `lanes.count()` on.

@@ -120,6 +120,7 @@ class DumpRun {
     STASIS_TRY(probe());
     STASIS_TRY(open());
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
+    if (auto ahead = precopy_host_memory(); !ahead) return fail(undone(std::move(ahead.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
     if (ends()) forget_links_.dismiss();
@@ -235,7 +236,6 @@ class DumpRun {
   }
 
   Result<void> let_criu_dump() {
-    make_hidden_pages();
     const DumpRequest request{root_,
                               writer_->criu_dir(),
                               writer_->log_dir(),
@@ -295,6 +295,25 @@ class DumpRun {
       env_.tell("CRIU saves all host memory: " + made.error().message);
   }
 
+  ContentOptions host_content_options() const {
+    ContentOptions into = into_image_->options;
+    into.base = host_base_;
+    return into;
+  }
+
+  // While the job runs, which is then stopped for what has changed since.
+  Result<void> precopy_host_memory() {
+    // Less is copied in the time that CRIU takes anyhow.
+    constexpr std::uint64_t kWorthIt = 256U << 20;
+    make_hidden_pages();
+    if (!goes_on() || !hidden_pages_ || options_.precopy == Precopy::kNever) return {};
+    phases_.begin("pre-copy");
+    auto done = host_.precopy(env_, group(), writer_->dir(), host_content_options(),
+                              options_.precopy == Precopy::kAlways ? 0 : kWorthIt);
+    phases_.end();
+    return done;
+  }
+
   // What CRIU would move with one thread.
   Result<void> take_host_memory() {
     if (!hidden_pages_) return {};
@@ -302,14 +321,12 @@ class DumpRun {
     auto hidden = hide_host_memory(asked);
     if (!hidden && hidden.error().code == ErrorCode::kNotSupported) {
       env_.tell("CRIU saves all host memory: " + hidden.error().message);
-      return {};
+      hidden = false;
     }
     STASIS_TRY(hidden);
-    if (!*hidden) return {};
+    if (!*hidden) return host_.forget_precopied(writer_->dir());
     phases_.begin("host memory");
-    ContentOptions into = into_image_->options;
-    into.base = host_base_;
-    STASIS_TRY(host_.save(env_, writer_->dir(), into));
+    STASIS_TRY(host_.save(env_, writer_->dir(), host_content_options()));
     manifest_.host_content = host_.record();
     return {};
   }
@@ -490,6 +507,7 @@ class DumpRun {
     for (const auto& content : {manifest_.content, manifest_.host_content})
       if (content) report_.written_bytes -= content->reused_bytes();
     report_.reused_bytes = opened_->direct.reused_bytes() + host_.reused_bytes();
+    report_.precopied_bytes = host_.precopied_bytes();
     report_.direct_io = opened_->direct.direct_io();
     return std::move(report_);
   }

@@ -1,19 +1,23 @@
 #include "operations/host_memory.h"
 
-#include <fcntl.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "direct/image_content.h"
 #include "image/directory.h"
 #include "image/parallel.h"
@@ -48,16 +52,8 @@ Result<std::span<std::byte>> piece_buffer() {
   return buffer;
 }
 
-// A part of a stream, in one of the process's ranges.
-struct Piece {
-  std::size_t stream = 0;
-  std::uint64_t offset = 0;  // in the stream
-  std::uint64_t bytes = 0;
-  std::uint64_t address = 0;
-};
-
 void add_pieces(std::size_t stream, std::uint64_t offset, const AddressRange& range,
-                std::vector<Piece>& pieces) {
+                std::vector<HostPiece>& pieces) {
   for (std::uint64_t at = range.start; at < range.end;) {
     const std::uint64_t bytes = std::min(kHostPiece, range.end - at);
     pieces.push_back({stream, offset, bytes, at});
@@ -80,7 +76,7 @@ tl::unexpected<Error> range_error(Pid pid) {
 
 // Where the pieces of a stream belong. Never trusts the image.
 Result<void> add_stream(const ContentReader& content, std::size_t stream,
-                        std::vector<Piece>& pieces) {
+                        std::vector<HostPiece>& pieces) {
   const ContentStream& own = content.streams()[stream];
   std::uint64_t covered = 0;
   for (const ContentRange& range : own.ranges) {
@@ -95,7 +91,7 @@ Result<void> add_stream(const ContentReader& content, std::size_t stream,
   return {};
 }
 
-bool is_zero(const ContentReader& content, const Piece& piece) {
+bool is_zero(const ContentReader& content, const HostPiece& piece) {
   const ContentIndex& index = content.index();
   const std::uint64_t first =
       index.first_chunk[piece.stream] + piece.offset / content.chunk_bytes();
@@ -136,7 +132,7 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
                 fmt::format("host memory in chunks of {} bytes", content.chunk_bytes()),
                 "use the stasis that has made the image");
   }
-  std::vector<Piece> pieces;
+  std::vector<HostPiece> pieces;
   std::uint64_t total = 0;
   for (const auto& [stream, space] : spaces) {
     STASIS_TRY(add_stream(content, stream, pieces));
@@ -144,7 +140,7 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
   }
   const Span span(TraceKind::kImage, "fill host memory", {}, total);
   const auto write = [&](std::size_t i) -> Result<std::uint64_t> {
-    const Piece& piece = pieces[i];
+    const HostPiece& piece = pieces[i];
     // What was given up, or never was there, reads as zeros.
     if (is_zero(content, piece)) return piece.bytes;
     STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
@@ -171,12 +167,106 @@ bool HostMemory::find(const Group& group, bool always) {
   return !sources_.empty() && (always || bytes_ >= kWorthIt);
 }
 
-Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
-                              ContentOptions options) {
+Result<void> HostMemory::create_writer(const UniqueFd& image_dir, ContentOptions options) {
+  if (writer_) return {};
   options.kind = ContentKind::kHost;
   options.chunk_bytes = kHostBlock;
   STASIS_TRY_ASSIGN(auto writer, ContentWriter::create(image_dir, options));
-  std::vector<Piece> pieces;
+  writer_.emplace(std::move(writer));
+  return {};
+}
+
+// The bytes of `pieces`, as they are now, that `take` counts. What the program has given up counts
+// as nothing.
+Result<std::uint64_t> HostMemory::look(
+    const Environment& env, const std::vector<Source>& sources,
+    const std::vector<HostPiece>& pieces,
+    const std::function<Result<std::uint64_t>(std::span<const std::byte>)>& take) {
+  std::uint64_t total = 0;
+  for (const HostPiece& piece : pieces)
+    total += piece.bytes;
+  const Span span(TraceKind::kImage, "pre-copy host memory", {}, total);
+  std::atomic<std::uint64_t> counted = 0;
+  STASIS_TRY(run_parallel(pieces.size(), total, "pre-copy", env.progress, env.interrupt,
+                          [&](std::size_t i) -> Result<std::uint64_t> {
+                            const HostPiece& piece = pieces[i];
+                            STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+                            const auto bytes = buffer.first(piece.bytes);
+                            if (!sources[piece.stream].space.read(piece.address, bytes.data(),
+                                                                  bytes.size()))
+                              return piece.bytes;
+                            STASIS_TRY_ASSIGN(const auto more, take(bytes));
+                            counted += more;
+                            return piece.bytes;
+                          }));
+  return counted.load();
+}
+
+Result<void> HostMemory::precopy(const Environment& env, const Group& group,
+                                 const UniqueFd& image_dir, const ContentOptions& options,
+                                 std::uint64_t least) {
+  // What is left then is copied in the time that the stop takes anyhow.
+  constexpr std::uint64_t kLittle = 64U << 20;
+  constexpr int kMostLooks = 4;
+  constexpr std::size_t kSample = 16;
+  std::vector<Source> sources;
+  std::uint64_t bytes = 0;
+  for (const GroupMember& member : group.members()) {
+    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    auto space = proc::AddressSpace::open(member.process.pid());
+    if (!space) continue;
+    auto ranges = guess_host_memory(*space);
+    if (ranges.empty() || !member.process.alive()) continue;
+    bytes += total_of(ranges);
+    sources.push_back({std::move(*space), std::move(ranges)});
+  }
+  struct statvfs room {};
+  if (sources.empty() || bytes < least || ::fstatvfs(image_dir.get(), &room) != 0 ||
+      room.f_bavail * room.f_frsize < 2 * bytes)
+    return {};
+  STASIS_TRY(create_writer(image_dir, options));
+  std::vector<HostPiece> pieces;
+  for (std::size_t i = 0; i < sources.size(); ++i)
+    for (const AddressRange& range : sources[i].ranges)
+      add_pieces(i, 0, range, pieces);
+  std::vector<HostPiece> sample;
+  for (std::size_t i = 0; i < pieces.size(); i += kSample)
+    sample.push_back(pieces[i]);
+  const std::uint64_t sampled =
+      std::accumulate(sample.begin(), sample.end(), std::uint64_t{0},
+                      [](std::uint64_t sum, const HostPiece& piece) { return sum + piece.bytes; });
+  for (int looks = 1; looks <= kMostLooks; ++looks) {
+    STASIS_TRY(look(env, sources, pieces, [&](auto content) { return writer_->precopy(content); }));
+    STASIS_TRY_ASSIGN(const auto lacking,
+                      look(env, sources, sample, [&](auto content) -> Result<std::uint64_t> {
+                        return writer_->not_precopied(content);
+                      }));
+    const double share = static_cast<double>(lacking) / static_cast<double>(sampled);
+    const auto changed = static_cast<std::uint64_t>(share * static_cast<double>(bytes));
+    if (changed <= std::max(kLittle, bytes / 16)) break;
+    // What changes so fast will have changed again when the job stands still.
+    if (changed > bytes / 4) {
+      env.tell(
+          fmt::format("the job changes its host memory as fast as it is copied ahead (about "
+                      "{} of {} meanwhile): that is copied while the job stands still",
+                      format_bytes(changed), format_bytes(bytes)));
+      break;
+    }
+  }
+  return fault(FaultPoint::kHostPrecopied);
+}
+
+Result<void> HostMemory::forget_precopied(const UniqueFd& image_dir) {
+  if (!writer_) return {};
+  writer_.reset();
+  return remove_tree(image_dir, content_folder(ContentKind::kHost),
+                     content_folder(ContentKind::kHost));
+}
+
+Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
+                              const ContentOptions& options) {
+  STASIS_TRY(create_writer(image_dir, options));
+  std::vector<HostPiece> pieces;
   for (std::size_t stream = 0; stream < sources_.size(); ++stream) {
     const Source& source = sources_[stream];
     std::vector<ContentRange> ranges;
@@ -187,23 +277,25 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
       add_pieces(stream, offset, range, pieces);
       offset += bytes;
     }
-    STASIS_TRY(writer.add_stream(source.space.pid(), offset, std::move(ranges)));
+    STASIS_TRY(writer_->add_stream(source.space.pid(), offset, std::move(ranges)));
   }
   Span span(TraceKind::kImage, "save host memory", {}, bytes_);
   STASIS_TRY(run_parallel(pieces.size(), bytes_, "host memory", env.progress, env.interrupt,
                           [&](std::size_t i) -> Result<std::uint64_t> {
-                            const Piece& piece = pieces[i];
+                            const HostPiece& piece = pieces[i];
                             STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
                             const auto bytes = buffer.first(piece.bytes);
                             STASIS_TRY(sources_[piece.stream].space.read(
                                 piece.address, bytes.data(), bytes.size()));
-                            STASIS_TRY(writer.write(piece.stream, piece.offset, bytes));
+                            STASIS_TRY(writer_->write(piece.stream, piece.offset, bytes));
                             return piece.bytes;
                           }));
-  STASIS_TRY_ASSIGN(auto summary, writer.finish(env.progress, env.interrupt));
+  STASIS_TRY_ASSIGN(auto summary, writer_->finish(env.progress, env.interrupt));
   span.end();
   record_ = std::move(summary.record);
   reused_bytes_ = summary.use.reused_bytes;
+  precopied_bytes_ = summary.precopied_bytes;
+  writer_.reset();
   return fault(FaultPoint::kHostSaved);
 }
 

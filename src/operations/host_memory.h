@@ -6,6 +6,9 @@
 // The dumped processes keep their memory: nothing has to be undone.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -20,28 +23,54 @@
 
 namespace stasis {
 
+// A part of a stream, in one of the process's ranges.
+struct HostPiece {
+  std::size_t stream = 0;
+  std::uint64_t offset = 0;  // in the stream
+  std::uint64_t bytes = 0;
+  std::uint64_t address = 0;
+};
+
 class HostMemory {
  public:
   // What there is of the CUDA processes of `group`, whose threads are parked by it. False if that
   // is less than is worth it, unless `always`.
   bool find(const Group& group, bool always);
+  // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
+  // but not for ever. save() then stores only what is new. Nothing is done if there is less than
+  // `least`, or no room for it twice. docs/adr/0053-pre-copy.md. Errors of ContentWriter.
+  Result<void> precopy(const Environment& env, const Group& group, const UniqueFd& image_dir,
+                       const ContentOptions& options, std::uint64_t least);
+  // What precopy() has stored is not wanted: nothing is left of it in the image.
+  Result<void> forget_precopied(const UniqueFd& image_dir);
   // Keeps it from criu, and has the processes say so (parking.h): what CRIU restores of them lacks
   // it until fill_host_memory(). False if there is more than can be kept from it; then CRIU saves
   // all.
   Result<bool> hide(HiddenPages& pages);
   // Saves it.
-  Result<void> save(const Environment& env, const UniqueFd& image_dir, ContentOptions options);
+  Result<void> save(const Environment& env, const UniqueFd& image_dir,
+                    const ContentOptions& options);
   // For the manifest, if anything was saved.
   const std::optional<ContentRecord>& record() const { return record_; }
   // What the base had of it.
   std::uint64_t reused_bytes() const { return reused_bytes_; }
+  // What precopy() had stored of it.
+  std::uint64_t precopied_bytes() const { return precopied_bytes_; }
 
  private:
   struct Source {
     proc::AddressSpace space;
     std::vector<AddressRange> ranges;
   };
+  Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);
+  static Result<std::uint64_t> look(
+      const Environment& env, const std::vector<Source>& sources,
+      const std::vector<HostPiece>& pieces,
+      const std::function<Result<std::uint64_t>(std::span<const std::byte>)>& take);
+
   std::vector<Source> sources_;  // of each stream
+  std::optional<ContentWriter> writer_;
+  std::uint64_t precopied_bytes_ = 0;
   std::optional<ContentRecord> record_;
   std::uint64_t bytes_ = 0;
   std::uint64_t reused_bytes_ = 0;

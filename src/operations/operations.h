@@ -111,6 +111,14 @@ enum class HostMemoryWay {
   kParallel,  // by us, whatever there is
 };
 
+// Whether content is copied ahead while the job runs, so that only what has changed since is copied
+// while it stands still.
+enum class Precopy {
+  kAutomatic,  // from a size on that is worth it
+  kNever,
+  kAlways,
+};
+
 struct DumpOptions {
   std::string images_dir;
   bool overwrite = false;
@@ -124,6 +132,8 @@ struct DumpOptions {
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
   HostMemoryWay host_memory = HostMemoryWay::kAutomatic;
+  // Of a job that goes on: copies host memory ahead while it runs.
+  Precopy precopy = Precopy::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/criu_obstacles.h finds red
   // The job of which this is an image: for the manifest. It need not use CUDA, or not yet.
   std::optional<JobRecord> job;
@@ -146,7 +156,9 @@ struct DumpReport : Report {
   std::uint64_t image_bytes = 0;    // of all its files
   std::uint64_t written_bytes = 0;  // of the files that are not an earlier image's too
   std::uint64_t reused_bytes = 0;   // of an earlier image's files, what is in use in this one
-  bool direct_io = false;           // GPU memory went past the page cache, all of it
+  // Of host memory, what was written before the job stood still.
+  std::uint64_t precopied_bytes = 0;
+  bool direct_io = false;  // GPU memory went past the page cache, all of it
   // Pages of zeros that the driver had saved, and that the image does not need.
   std::uint64_t dropped_zero_bytes = 0;
 };

@@ -187,18 +187,26 @@ void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRan
   }
 }
 
-}  // namespace
-
-std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
+std::vector<AddressRange> find(const proc::AddressSpace& space,
+                               const std::vector<std::uint64_t>& pointers) {
   auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY);
   if (!pagemap || has_what_knows_pages(space.pid())) return {};
-  const auto pointers = stack_pointers(space.pid());
-  if (!pointers) return {};
   std::vector<AddressRange> out;
-  for (const AddressRange& mapping : plain_mappings(space.pid(), *pointers))
+  for (const AddressRange& mapping : plain_mappings(space.pid(), pointers))
     add_blocks(mapping, pagemap->get(), out);
   // What was read is this process's, and not another program's that has its number since.
   return space.is_current() ? out : std::vector<AddressRange>();
+}
+
+}  // namespace
+
+std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
+  const auto pointers = stack_pointers(space.pid());
+  return pointers ? find(space, *pointers) : std::vector<AddressRange>();
+}
+
+std::vector<AddressRange> guess_host_memory(const proc::AddressSpace& space) {
+  return find(space, {});
 }
 
 }  // namespace stasis

@@ -25,4 +25,7 @@ inline constexpr std::uint64_t kHostBlock = 256U << 10;
 // if it cannot be told for certain. All threads of the process but the driver's are parked.
 std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space);
 
+// What that would find, about, if the threads, which run, were parked now.
+std::vector<AddressRange> guess_host_memory(const proc::AddressSpace& space);
+
 }  // namespace stasis

@@ -150,6 +150,7 @@ std::string phase_meaning(std::string_view name) {
       {"zeros", "the GPU tells which of its memory is zeros, which is neither copied nor kept"},
       {"mover", "the process that copies GPU memory gets its contexts"},
       {"content", "what was copied is written to the image to its end, and gets its index"},
+      {"pre-copy", "large host memory is written to the image while the job runs"},
       {"host memory", "large host memory is written to the image, by all processors"},
       {"finish", "the image gets its name"},
       {"close", "GPU work in flight is waited for, and new work held back, by the agent"},

@@ -141,7 +141,7 @@ TEST(Page, ExplainsEveryPhaseThatADumpHas) {
   image.manifest.phases.clear();
   for (const char* name :
        {"base", "criu start", "prepare", "zeros", "close", "copy out", "mover", "content", "empty",
-        "lock", "checkpoint", "criu", "host memory", "finish", "checksums", "sync"})
+        "lock", "checkpoint", "criu", "host memory", "pre-copy", "finish", "checksums", "sync"})
     image.manifest.phases.push_back({name, 0.1});
   EXPECT_THAT(page_of(image), Not(HasSubstr("of another version")));
   image.manifest.phases.push_back({"unheard of", 0.1});

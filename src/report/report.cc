@@ -31,9 +31,12 @@ json to_json(const ProcessReport& process) {
 }
 
 std::string size_text(const DumpReport& report) {
-  if (report.reused_bytes == 0) return format_bytes(report.image_bytes);
-  return fmt::format("{}, {} of it written", format_bytes(report.image_bytes),
-                     format_bytes(report.written_bytes));
+  std::string text = format_bytes(report.image_bytes);
+  if (report.reused_bytes > 0)
+    text += fmt::format(", {} of it written", format_bytes(report.written_bytes));
+  if (report.precopied_bytes > 0)
+    text += fmt::format(", {} while it ran", format_bytes(report.precopied_bytes));
+  return text;
 }
 
 std::string subject_text(const Report& report) {
@@ -77,6 +80,7 @@ json to_json(const DumpReport& report) {
   out["image_bytes"] = report.image_bytes;
   out["written_bytes"] = report.written_bytes;
   out["taken_bytes"] = report.reused_bytes;
+  out["precopied_bytes"] = report.precopied_bytes;
   out["direct_io"] = report.direct_io;
   out["dropped_zero_bytes"] = report.dropped_zero_bytes;
   return out;

@@ -63,7 +63,7 @@ SCENARIOS = (
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
     Scenario("dump of host memory --host-memory=parallel", "dump", "host.hidden", "dump.complete"),
-    Scenario("dump of host memory --host-memory=parallel --leave-running", "dump", "host.hidden"),
+    Scenario("dump of host memory --host-memory=parallel --leave-running --pre-copy=on", "dump", "host.precopied"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
     Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),

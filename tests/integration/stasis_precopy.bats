@@ -1,0 +1,97 @@
+#!/usr/bin/env bats
+# Host memory that is copied ahead while its program runs, on the simulated driver and real CRIU: what is in the image
+# is what the program had when it stood still.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+}
+teardown() { end_stasis; }
+
+# start_writer MIB PART: host_writer.py, whose round and end the helpers know.
+start_writer() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  rm -f "$TARGET_STATUS"
+  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/host_writer.py" "$TARGET_STATUS" "$1" "$2") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+runs_on() {
+  target_goes_on
+  assert_equal "$(cat "$TARGET_LOG")" ""
+}
+end_writer() {
+  kill -KILL "$TARGET"
+  wait_until 60 number_is_free
+}
+data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
+
+@test "of a program that writes little of its memory, little is copied while it stands still" {
+  start_writer 96 0.1
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --json
+  (($(json 'd["precopied_bytes"]') >= 64 << 20))
+  assert_contains "$(json '[p["name"] for p in d["phases"]]')" "pre-copy"
+  runs_on
+  end_writer
+  done_by verify --images-dir "$image"
+  (($(data_room) <= 104 << 20))
+  done_by restore --images-dir "$image" --detach
+  runs_on
+}
+
+@test "of a program that writes all of it at full speed, all is as it was at one instant" {
+  local i
+  start_writer 80 1
+  for i in 1 2; do
+    done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --force
+    runs_on
+    end_writer
+    # What was copied and has changed takes no room.
+    (($(data_room) <= 84 << 20))
+    done_by restore --images-dir "$image" --detach
+    runs_on
+  done
+}
+
+@test "beside an earlier image only what is in neither is written" {
+  start_writer 96 0.05
+  done_by dump "$TARGET" --images-dir "$image.1" --leave-running --pre-copy on
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --base "$image.1" --json
+  (($(json 'd["written_bytes"]') < 48 << 20))
+  end_writer
+  done_by restore --images-dir "$image" --detach
+  runs_on
+}
+
+@test "a dump that fails, or is killed, while it copies ahead, leaves the program as it was, and no image" {
+  start_writer 80 0.1
+  STASIS_FAULT=host.precopied:error capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on
+  ((status != 0))
+  assert_contains "$err" "as it was"
+  runs_on
+  STASIS_FAULT=host.precopied:kill capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on
+  assert_equal "$status" 137
+  runs_on
+  done_by recover --all
+  [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]
+  # It ends while it is read.
+  STASIS_FAULT=host.precopied:target-dies capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on
+  ((status != 0))
+  [[ ! -e $image ]]
+}
+
+@test "what was copied ahead is not left in an image that has no use for it" {
+  start_writer 32 0.1
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --json
+  assert_equal "$(json 'd["precopied_bytes"]')" 0
+  [[ ! -e $image/host ]]
+  runs_on
+  end_writer
+  done_by restore --images-dir "$image" --detach
+  runs_on
+}
