@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <functional>
+#include <future>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -325,10 +326,33 @@ class DumpRun {
     }
     STASIS_TRY(hidden);
     if (!*hidden) return host_.forget_precopied(writer_->dir());
-    phases_.begin("host memory");
-    STASIS_TRY(host_.save(env_, writer_->dir(), host_content_options()));
-    manifest_.host_content = host_.record();
+    // While CRIU works: the processes stand still, and it does not see that memory.
+    saving_ = in_background([this]() -> Result<void> {
+      NoProgress quiet;
+      const Environment here{env_.driver, stop_saving_, quiet, {}};
+      return host_.save(here, writer_->dir(), host_content_options());
+    });
     return {};
+  }
+
+  Result<void> finish_host_memory() {
+    if (!saving_.valid()) return {};
+    constexpr std::chrono::milliseconds kLook{50};
+    phases_.begin("host memory");
+    while (saving_.wait_for(kLook) == std::future_status::timeout)
+      if (!env_.interrupt.check()) stop_saving_.request(SIGTERM);
+    STASIS_TRY(env_.interrupt.check());
+    STASIS_TRY(saving_.get());
+    manifest_.host_content = host_.record();
+    phases_.end();
+    return {};
+  }
+
+  // Of an image that is not to be.
+  void end_host_memory() {
+    if (!saving_.valid()) return;
+    stop_saving_.request(SIGTERM);
+    (void)saving_.get();
   }
 
   // False if there is not enough of it. kNotSupported: CRIU has to save it.
@@ -355,6 +379,7 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
+    STASIS_TRY(finish_host_memory());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
     read_kernel_state(root_, manifest_.processes);
     auto lost = note_answers(answers_, manifest_.processes);
@@ -399,6 +424,7 @@ class DumpRun {
     const Error first = why;
     opened_->direct.make_room(env_.driver, needed_, {});
     auto back = group().roll_back();
+    end_host_memory();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
     if (!complete_ || !ends() || !any_has_ended(group(), back.has_value())) {
@@ -524,6 +550,7 @@ class DumpRun {
   bool tell_of_base_ = false;
   std::optional<HiddenPages> hidden_pages_;
   HostMemory host_;
+  Interrupt stop_saving_;
   bool is_committed_ = false;
   std::optional<ImageWriter> writer_;
   std::optional<OpenedGroup> opened_;
@@ -540,6 +567,7 @@ class DumpRun {
   DumpReport report_;
   std::optional<ImageWatcher> watcher_;
   KeepReport kept_files_;
+  std::future<Result<void>> saving_;  // ends before what it needs
   // A program that runs on has its files by their own names.
   ScopeGuard<std::function<void()>> forget_links_{[this] { remove_links(kept_files_.links); }};
 };
