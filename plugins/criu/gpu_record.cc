@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/json_text.h"
 #include "driver/gpu_use_fields.h"
 
 namespace stasis::plugin {
@@ -20,6 +21,8 @@ namespace {
 constexpr const char* kFile = "cuda-plugin.json";
 constexpr int kVersion = 1;
 constexpr std::size_t kLimit = 4 << 20;
+constexpr std::size_t kMostValues = 1 << 19;
+constexpr std::size_t kDeepest = 8;
 
 constexpr const char* kCopyAgain =
     "copy the image again, or remove the file: then the restore is tried without it";
@@ -73,7 +76,7 @@ std::string to_text(const GpuRecord& record) {
 }
 
 Result<GpuRecord> parse_record(const std::string& text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = parse_json(text, {kMostValues, kDeepest});
   JsonReader::Problem problem;
   const auto version = JsonReader::read<Version>(json, problem);
   if (problem.what.empty() && version.number != kVersion) {

@@ -30,6 +30,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/ids.h"
+#include "base/json_text.h"
 
 namespace stasis {
 
@@ -337,11 +338,11 @@ template <class T>
 std::string record_to_text(const T& record) {
   return json_line(record_to_json(record));
 }
-// Nothing of what is damaged.
+// Nothing of what is damaged, or beyond the limits.
 template <class T>
-std::optional<T> record_from_text(std::string_view text) {
+std::optional<T> record_from_text(std::string_view text, const JsonLimits& limits = {}) {
   JsonReader::Problem problem;
-  T record = JsonReader::read<T>(nlohmann::json::parse(text, nullptr, false), problem);
+  T record = JsonReader::read<T>(parse_json(text, limits), problem);
   return problem.what.empty() ? std::optional<T>(std::move(record)) : std::nullopt;
 }
 

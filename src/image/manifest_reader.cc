@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
 #include "image/checksum.h"
 #include "image/directory.h"
 #include "image/manifest.h"
@@ -111,61 +112,9 @@ std::string check_relations(const Manifest& manifest) {
   return {};
 }
 
-// Refuses what nlohmann would let pass: a key twice, deep nesting, and more values than any
-// manifest has, before they are in memory. A pass of its own, because its parser with a callback
-// looks at all earlier siblings after each object.
-class Watch final : public nlohmann::json_sax<Json> {
- public:
-  bool deep = false;
-  bool twice = false;
-  bool many = false;
-
-  bool null() override { return value(); }
-  bool boolean(bool) override { return value(); }
-  bool number_integer(number_integer_t) override { return value(); }
-  bool number_unsigned(number_unsigned_t) override { return value(); }
-  bool number_float(number_float_t, const string_t&) override { return value(); }
-  bool string(string_t&) override { return value(); }
-  bool binary(binary_t&) override { return value(); }
-  bool start_object(std::size_t) override { return value() && begin(); }
-  bool end_object() override { return end(); }
-  bool start_array(std::size_t) override { return value() && begin(); }
-  bool end_array() override { return end(); }
-  bool key(string_t& name) override {
-    if (!keys_.back().insert(name).second) twice = true;
-    return !twice && value();
-  }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
-    return false;
-  }
-
- private:
-  bool begin() {
-    keys_.emplace_back();
-    deep = keys_.size() > kMaxDepth;
-    return !deep;
-  }
-  bool end() {
-    keys_.pop_back();
-    return true;
-  }
-
-  bool value() {
-    many = ++values_ > kMaxValues;
-    return !many;
-  }
-
-  std::vector<std::set<std::string>> keys_;
-  std::size_t values_ = 0;
-};
-
-Result<Json> parse_json(std::string_view text) {
-  Watch watch;
-  const bool whole = Json::sax_parse(text.begin(), text.end(), &watch);
-  if (watch.deep) return wrong("it is nested too deeply");
-  if (watch.twice) return wrong("a field stands twice");
-  if (watch.many) return wrong(fmt::format("it has more than {} values", kMaxValues));
-  if (!whole) return wrong("it is no JSON object");
+Result<Json> parse_object(std::string_view text) {
+  const JsonLimits limits{kMaxValues, kMaxDepth};
+  if (auto problem = json_problem(text, limits); !problem.empty()) return wrong(std::move(problem));
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return wrong("it is no JSON object");
   return json;
@@ -222,7 +171,7 @@ Result<void> check_version(const Json& json) {
 
 Result<Manifest> parse_manifest(std::string_view text) {
   STASIS_TRY(check_trailer(text));
-  STASIS_TRY_ASSIGN(auto json, parse_json(text));
+  STASIS_TRY_ASSIGN(auto json, parse_object(text));
   STASIS_TRY(check_version(json));
   JsonReader::Problem problem{{}, kMaxString};
   auto manifest = JsonReader::read<Manifest>(json, problem);

@@ -19,6 +19,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json_record.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
@@ -257,7 +258,7 @@ bool Images::is_done(const std::string& word, const std::vector<std::string>& co
   if (!file) return false;
   const auto text = read_file(*file, path_, kMostCommand);
   if (!text) return false;
-  const auto json = nlohmann::json::parse(*text, nullptr, false);
+  const auto json = parse_json(*text);
   return json.is_object() && json.value("command", nlohmann::json()) == nlohmann::json(command);
 }
 

@@ -96,6 +96,9 @@ TEST_F(JobImages, ThatAJobIsDoneIsKnownOfItsWordAndItsCommand) {
   EXPECT_EQ(*images->next(), 1);
   std::ofstream(dir() + "/done-7.1") << "[";
   EXPECT_FALSE(images->is_done("7.1", {"test"}));
+  std::ofstream(dir() + "/done-7.1")
+      << R"({"command":)" << std::string(1'000'000, '[') << std::string(1'000'000, ']') << "}";
+  EXPECT_FALSE(images->is_done("7.1", {"test"}));
   for (const char* word : {"", "a/b", "a b"})
     EXPECT_FALSE(Images::check_word(word)) << word;
 }

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "base/json_record.h"
+#include "base/json_text.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
 
@@ -111,7 +112,7 @@ class Saver {
       STASIS_TRY(content_.close(kContent));
     }
     const std::string text = record_to_text(index_);
-    if (text.size() > kMostIndex)
+    if (text.size() > kMostIndex || !json_problem(text).empty())
       return fail(cannot_save("too-many-files", "it has too many files for an image", {}));
     STASIS_TRY_ASSIGN(auto index,
                       open_file(into_.get(), kIndex, O_WRONLY | O_CREAT | O_EXCL, 0600));
@@ -267,8 +268,7 @@ class Restorer {
     STASIS_TRY(check_regular(file, kIndex));
     STASIS_TRY_ASSIGN(auto text, read_file(file, kIndex, kMostIndex));
     JsonReader::Problem problem;
-    const auto index =
-        JsonReader::read<ShmIndex>(nlohmann::json::parse(text, nullptr, false), problem);
+    const auto index = JsonReader::read<ShmIndex>(parse_json(text), problem);
     if (!problem.what.empty()) return corrupt(problem.what);
     // Links come when nothing else is made any more.
     std::vector<const ShmEntry*> directories;

@@ -1,6 +1,7 @@
 #include "job/shared_memory.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -173,6 +174,21 @@ TEST_F(SharedMemory, APipeInTheImageIsDamageAndNotWaitedFor) {
   auto restored = restore();
   ASSERT_FALSE(restored);
   EXPECT_EQ(restored.error().code, ErrorCode::kImageCorrupt);
+}
+
+TEST_F(SharedMemory, AnIndexOfTooManyValuesIsRefusedBeforeTheyAreInMemory) {
+  std::string text = R"({"version":1,"entries":[],"more":[{})";
+  while (text.size() < 60U << 20)
+    text += ",{}";
+  index(text + "]}");
+  rusage before{};
+  ::getrusage(RUSAGE_SELF, &before);
+  auto done = restore();
+  rusage after{};
+  ::getrusage(RUSAGE_SELF, &after);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kImageCorrupt);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10);  // KiB; 2.2 GB without the bound
 }
 
 TEST_F(SharedMemory, DamageIsAnErrorAndNoCrash) {

@@ -200,7 +200,7 @@ class Keeper {
       STASIS_TRY(content_.close(format::kContent));
     }
     const std::string text = record_to_text(format::Index{format::kVersion, files_});
-    if (text.size() > format::kMostIndex) {
+    if (text.size() > format::kMostIndex || !json_problem(text, format::kLimits).empty()) {
       return fail(refusal({"too-many-files",
                            Severity::kRed,
                            {},

@@ -81,11 +81,7 @@ Result<std::vector<KeptFile>> read_kept_files(const UniqueFd& criu_dir) {
   auto file = open_checked(criu_dir.get(), format::kIndex, O_RDONLY | O_NOFOLLOW, is_regular_file);
   if (!file) return damaged_record();
   STASIS_TRY_ASSIGN(auto text, read_file(*file, format::kIndex, format::kMostIndex));
-  // Each value but the first of its object or array has a comma before it.
-  const auto values = std::count_if(text.begin(), text.end(),
-                                    [](char c) { return c == ',' || c == '{' || c == '['; });
-  if (static_cast<std::size_t>(values) > format::kMostValues) return damaged_record();
-  auto index = record_from_text<format::Index>(text);
+  auto index = record_from_text<format::Index>(text, format::kLimits);
   if (!index) return damaged_record();
   return std::move(index->files);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json_record.h"
+#include "base/json_text.h"
 #include "operations/kept_files.h"
 
 namespace stasis {
@@ -20,8 +21,8 @@ inline constexpr const char* kIndex = "stasis-files.json";
 inline constexpr const char* kContent = "stasis-files-content.img";
 inline constexpr int kVersion = 1;
 inline constexpr std::size_t kMostIndex = 8 << 20;
-// Values in it, of all kinds: more is no record of ours, and is refused before it is in memory.
-inline constexpr std::size_t kMostValues = 1 << 19;
+// More is no record of ours.
+inline constexpr JsonLimits kLimits{1 << 19, 8};
 inline constexpr std::size_t kMostNames = 1024;  // of one file
 
 struct Index {
