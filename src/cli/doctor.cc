@@ -44,9 +44,10 @@ struct Verdict {
   std::vector<const Obstacle*> restore;
 };
 
-// What a suspend, which needs neither CRIU nor a disk, does without.
-constexpr auto kOnlyForImages = std::to_array<ObstacleId>(
-    {"criu", "criu-check", "criu-plugin", "kernel", "clock", "disk", "seccomp", "shm"});
+// What a suspend, which needs neither CRIU nor a disk, does without; of permissions what is red.
+constexpr auto kOnlyForImages =
+    std::to_array<ObstacleId>({"permissions", "criu", "criu-check", "criu-plugin", "kernel",
+                               "clock", "disk", "seccomp", "shm"});
 
 bool is_only_for_images(const Obstacle& obstacle) {
   return std::find(kOnlyForImages.begin(), kOnlyForImages.end(), obstacle.id) !=

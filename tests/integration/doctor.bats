@@ -99,6 +99,18 @@ restore here: yes"
   assert_contains "$out" "  green   "
 }
 
+@test "to a user without capabilities the verdict says that suspend works, and dump does not" {
+  need_root "setpriv"
+  capture setpriv --bounding-set=-sys_admin,-checkpoint_restore stasis doctor --no-trial --json
+  ((status == 1))
+  assert_equal "$(json '[d["verdict"][verb]["possible"] for verb in ("suspend", "dump", "restore")]')" "[True, False, False]"
+  assert_contains "$(json 'd["verdict"]["dump"]["because"]')" "'permissions'"
+  start_target memory --size 4M
+  setpriv --bounding-set=-sys_admin,-checkpoint_restore stasis suspend "$TARGET"
+  setpriv --bounding-set=-sys_admin,-checkpoint_restore stasis resume "$TARGET"
+  target_goes_on
+}
+
 @test "without a driver, or with one that cannot checkpoint, the doctor says so and ends with 1" {
   STASIS_LIBCUDA=/nonexistent capture stasis doctor --json
   ((status == 1))
