@@ -25,7 +25,9 @@ class Interrupt {
       return;
     }
     const auto since = std::chrono::steady_clock::duration(now - first_.load());
-    if (since >= kTwice) insists_.store(true);
+    if (since < kTwice) return;
+    std::chrono::steady_clock::rep never = 0;
+    insisted_.compare_exchange_strong(never, now);
   }
   // Memory is running out: what is left is for the roll-back. May be called from within an
   // allocation.
@@ -38,7 +40,14 @@ class Interrupt {
   // A stop was requested a second time, at least a second later: a terminal, a shell and `timeout`
   // pass the same signal on in an instant. Ends the waiting for a program that does not answer, and
   // nothing else.
-  bool insists() const { return insists_.load(); }
+  bool insists() const { return insisted_.load() != 0; }
+  // Since when; zero if it was not.
+  std::chrono::steady_clock::duration insisted_for() const {
+    const std::chrono::steady_clock::rep since = insisted_.load();
+    if (since == 0) return {};
+    return std::chrono::steady_clock::now().time_since_epoch() -
+           std::chrono::steady_clock::duration(since);
+  }
 
   // From now on; zero: no limit. Not while another thread looks.
   void set_time_limit(std::chrono::milliseconds limit) {
@@ -68,7 +77,7 @@ class Interrupt {
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::atomic<int> signal_{0};
   std::atomic<std::chrono::steady_clock::rep> first_{0};
-  std::atomic<bool> insists_{false};
+  std::atomic<std::chrono::steady_clock::rep> insisted_{0};
   std::atomic<bool> no_memory_{false};
   bool heeds_memory_ = true;
 };

@@ -127,7 +127,8 @@ nlohmann::json verdict_json(const Verdict& verdict) {
           {"restore", one(verdict.restore)}};
 }
 
-Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& options) {
+Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& options,
+                                           const Interrupt& interrupt) {
   const Span span(TraceKind::kPhase, "processes");
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(auto group, Group::open(driver, options.target.pid));
@@ -135,7 +136,7 @@ Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& option
   // Its standard streams are connected again wherever it is restored.
   const auto& job = options.target.job;
   const bool whole_job = job && options.target.pid == job->root;
-  return examine_processes(driver, procfs, group, options.criu,
+  return examine_processes(driver, procfs, group, options.criu, interrupt,
                            whole_job ? job->streams : std::vector<std::string>());
 }
 
@@ -155,7 +156,7 @@ Result<int> run(Context& context, Options& options) {
   std::vector<Obstacle> tree;
   if (options.target.pid.value != 0 && driver) {
     CurrentPhase::set("processes");
-    STASIS_TRY_ASSIGN(auto found, examine_tree(**driver, options));
+    STASIS_TRY_ASSIGN(auto found, examine_tree(**driver, options, context.interrupt));
     tree = std::move(found);
   }
   ticker.reset();

@@ -23,6 +23,8 @@ constexpr int kPollsUntilExec = 10;
 constexpr std::chrono::milliseconds kLeaveAfter{3000};
 // The same for an agent that brings its memory back when the user asks a second time.
 constexpr std::chrono::seconds kLeaveBack{10};
+// The same for all commands together: each may be answered just in time.
+constexpr std::chrono::seconds kLeaveAll{30};
 // The same for an agent that has not answered in time once: it may be about to answer, and it may
 // hold up the tool for as long as it gets.
 constexpr std::chrono::milliseconds kAfterSilence{15000};
@@ -143,7 +145,9 @@ Result<void> AgentClient::wants_to_leave() const {
   if (interrupt_ == nullptr) return {};
   if (heeds_ == Heeds::kFirst && can_be_left(asked_)) return interrupt_->check();
   if (!interrupt_->insists()) return {};
-  if (!silent_ && Clock::now() - asked_at_ < kLeaveBack) return {};
+  const bool long_enough =
+      Clock::now() - waiting_since() >= kLeaveBack || interrupt_->insisted_for() >= kLeaveAll;
+  if (!silent_ && !long_enough) return {};
   const auto waited = std::chrono::floor<std::chrono::seconds>(Clock::now() - waiting_since());
   return fail(ErrorCode::kInterrupted,
               fmt::format("interrupted twice while the agent in process {} was to {} ({} s)",

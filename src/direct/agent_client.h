@@ -172,7 +172,8 @@ class AgentClient {
   Result<std::vector<Segment>> take_segments(std::chrono::milliseconds timeout,
                                              std::vector<SegmentPlace>* places = nullptr);
 
-  // What the process shares with others. kInternal for more than any program has.
+  // What the process shares with others. kInternal for more than any program has. `timeout` is for
+  // all answers together.
   Result<std::vector<Share>> shares(std::chrono::milliseconds timeout);
   // A descriptor of the process's own piece, to be imported by another.
   Result<UniqueFd> borrow(const ShareId& id, std::chrono::milliseconds timeout);

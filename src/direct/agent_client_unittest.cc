@@ -238,6 +238,28 @@ TEST(AgentClient, CountsPiecesOnceAndWaitsOnceForAll) {
   EXPECT_GE(std::stoi(message.substr(figure + 7)), 150) << message;
 }
 
+// There is always one more, and each answer takes its time.
+TEST(AgentClient, WaitsOnceForAllThatIsShared) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+    page.cu_result = 0;
+    page.exported_count = kShareBatch;
+    if (page.command == AgentCommand::kShares) ::usleep(60000);
+  });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  const auto start = Clock::now();
+  auto shares = (*client)->shares(milliseconds(300));
+  ASSERT_FALSE(shares.has_value());
+  EXPECT_EQ(shares.error().code, ErrorCode::kNoAnswer);
+  Interrupt interrupt;
+  interrupt.request(SIGINT);
+  (*client)->heed(&interrupt, AgentClient::Heeds::kFirst);
+  shares = (*client)->shares(milliseconds(60000));
+  ASSERT_FALSE(shares.has_value());
+  EXPECT_EQ(shares.error().code, ErrorCode::kInterrupted);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
+}
+
 TEST(AgentClient, HearsTheUserInTheMiddleOfACommand) {
   const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     if (page.command == AgentCommand::kExport) ::pause();

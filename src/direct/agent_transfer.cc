@@ -22,13 +22,22 @@ bool send_descriptor(const UniqueFd& socket, ShareId id, int fd) {
   return send_with_descriptor(socket.get(), id.data(), sizeof id, fd, MSG_DONTWAIT);
 }
 
+std::chrono::milliseconds time_left(Clock::time_point deadline) {
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
+                  std::chrono::milliseconds(0));
+}
+
 }  // namespace
 
 Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout) {
   constexpr std::size_t kMost = 1 << 16;  // eight ranks of NCCL have some hundreds
   std::vector<Share> shares;
+  const auto deadline = Clock::now() + timeout;
+  first_at_ = Clock::now();
+  const ScopeGuard is_done([&] { first_at_.reset(); });
   for (std::uint32_t count = kShareBatch; count == kShareBatch;) {
-    STASIS_TRY(ask(AgentCommand::kShares, shares.size(), timeout));
+    STASIS_TRY(ask(AgentCommand::kShares, shares.size(), time_left(deadline)));
+    STASIS_TRY(wants_to_leave());
     count = once(page_->exported_count);
     if (count > kShareBatch || shares.size() + count > kMost) {
       return fail(
@@ -89,15 +98,12 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
   // Once: each answer may name another number.
   const std::uint32_t wanted = segment_count();
   const auto deadline = Clock::now() + timeout;
-  const auto time_left = [&] {
-    return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),
-                    std::chrono::milliseconds(0));
-  };
   std::vector<Segment> segments;
   first_at_ = Clock::now();
   const ScopeGuard is_done([&] { first_at_.reset(); });
   while (segments.size() < wanted) {
-    STASIS_TRY(ask(AgentCommand::kExport, segments.size(), time_left()));
+    STASIS_TRY(ask(AgentCommand::kExport, segments.size(), time_left(deadline)));
+    STASIS_TRY(wants_to_leave());
     const auto count = once(page_->exported_count);
     if (count == 0 || count > std::min<std::size_t>(kExportBatch, wanted - segments.size())) {
       return fail(ErrorCode::kInternal,
@@ -126,7 +132,7 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
     STASIS_TRY(space_->check_current());
   }
   // Otherwise the agent keeps the last ones, and with them the memory, until its next command.
-  STASIS_TRY(ask(AgentCommand::kNone, 0, time_left()));
+  STASIS_TRY(ask(AgentCommand::kNone, 0, time_left(deadline)));
   return segments;
 }
 

@@ -113,8 +113,10 @@ class MoveOut {
         if (!options_.ignore_obstacles) STASIS_TRY(refuse_lost_agent(*process));
         continue;
       }
+      if (agent) (*agent)->heed(&env_.interrupt, AgentClient::Heeds::kFirst);
       auto answered = agent ? (*agent)->ask(AgentCommand::kNone, 0, kAtOnce)
                             : Result<void>(fail(std::move(agent.error())));
+      if (!answered && is_held_up(answered.error())) return answered;
       if (answered)
         asked.add(std::move(**agent));
       else if (!options_.ignore_obstacles && AgentClient::says_it_shares(process->pid()))

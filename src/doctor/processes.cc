@@ -57,7 +57,8 @@ void probe_gpu_memory(Group& group, std::vector<Obstacle>& out) {
 
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
 // agent no tool can tell.
-void probe_shared_gpu_memory(const Group& group, std::vector<Obstacle>& out) {
+Result<void> probe_shared_gpu_memory(const Group& group, const Interrupt& interrupt,
+                                     std::vector<Obstacle>& out) {
   constexpr ObstacleId kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kTimeout{5};
   AgentSet agents;
@@ -66,6 +67,8 @@ void probe_shared_gpu_memory(const Group& group, std::vector<Obstacle>& out) {
     const std::string name = name_of(member.process.info());
     auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
     if (agent && !*agent) continue;
+    STASIS_TRY(interrupt.check());
+    if (agent) (*agent)->heed(&interrupt, direct::AgentClient::Heeds::kFirst);
     auto asked = agent ? (*agent)->ask(direct::AgentCommand::kNone, 0, kTimeout)
                        : Result<void>(fail(agent.error()));
     if (!asked) {
@@ -87,7 +90,7 @@ void probe_shared_gpu_memory(const Group& group, std::vector<Obstacle>& out) {
   auto allowed = refuse_multicast(agents);
   std::size_t sharing = 0;
   if (allowed) {
-    auto shares = ask_for_settled_shares(agents, Interrupt());
+    auto shares = ask_for_settled_shares(agents, interrupt);
     if (shares && any_imports(*shares)) sharing = shares->size();
     allowed = shares ? check_sharing(*shares) : Result<void>(fail(std::move(shares.error())));
   }
@@ -100,6 +103,7 @@ void probe_shared_gpu_memory(const Group& group, std::vector<Obstacle>& out) {
                    fmt::format("{} processes share GPU memory, which their agents give up and take "
                                "again",
                                sharing)});
+  return interrupt.check();
 }
 
 // A restore makes all threads anew, in the cgroup of who runs it.
@@ -164,6 +168,7 @@ void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
 
 Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
                                                 Group& group, const CriuOptions& options,
+                                                const Interrupt& interrupt,
                                                 std::span<const std::string> connected) {
   std::vector<Obstacle> out;
   const auto infos = group.infos();
@@ -195,7 +200,7 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
     obstacle.what = fmt::format("process {}: {}", obstacle.pid.value, obstacle.what);
     out.push_back(std::move(obstacle));
   }
-  probe_shared_gpu_memory(group, out);
+  STASIS_TRY(probe_shared_gpu_memory(group, interrupt, out));
   probe_room_for_threads(procfs, infos, out);
   probe_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "base/obstacle.h"
 #include "checkpoint/group.h"
 #include "image/criu_options.h"
@@ -15,9 +16,10 @@ namespace stasis {
 
 // Every obstacle, green ones too. Changes nothing: it looks, and asks the agents of a program that
 // runs; `group` notes what it uses of the GPUs. `connected`: as find_undumpable() wants it.
-// kNotPermitted, kIo: could not look, which never counts as "fine".
+// kInterrupted. kNotPermitted, kIo: could not look, which never counts as "fine".
 Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
                                                 Group& group, const CriuOptions& options,
+                                                const Interrupt& interrupt,
                                                 std::span<const std::string> connected = {});
 
 }  // namespace stasis

@@ -48,7 +48,7 @@ class ProcessesTest : public testing::Test {
     EXPECT_TRUE(group);
     if (!group) return -1;
     group->dismiss();
-    const auto found = examine_processes(driver_, proc::ProcFs(root_), *group, {});
+    const auto found = examine_processes(driver_, proc::ProcFs(root_), *group, {}, Interrupt());
     EXPECT_TRUE(found) << found.error().to_string();
     if (!found) return -1;
     return std::count_if(found->begin(), found->end(), [](const Obstacle& one) {

@@ -73,7 +73,11 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
       continue;
     }
     if (!*agent) continue;
-    if (auto asked = (*agent)->ask(direct::AgentCommand::kNone, 0, kAtOnce); !asked) {
+    // Nothing is touched yet.
+    (*agent)->heed(&env.interrupt, direct::AgentClient::Heeds::kFirst);
+    auto asked = (*agent)->ask(direct::AgentCommand::kNone, 0, kAtOnce);
+    if (!asked && is_held_up(asked.error())) return asked;
+    if (!asked) {
       unknown = std::move(asked);
       continue;
     }
