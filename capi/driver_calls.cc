@@ -1,6 +1,6 @@
-// stasis-driver-calls LIBRARY [mover|swap-side]: for a libstasis in another process, which starts
-// this one and ends it, the driver's calls, the process that copies GPU memory, or a side of a
-// swap. Of no use by itself.
+// stasis-driver-calls LIBRARY [mover|swap-side|inside]: for a libstasis in another process, which
+// starts this one and ends it, the driver's calls, the process that copies GPU memory, a side of a
+// swap, or an operation in the namespaces of a job. Of no use by itself.
 #include <cstdlib>
 #include <exception>
 #include <string_view>
@@ -9,6 +9,7 @@
 #include "direct/mover_server.h"
 #include "driver/bounded_driver.h"
 #include "driver/driver.h"
+#include "job/inside.h"
 #include "job/swap_side.h"
 
 int main(int argc, char** argv) {
@@ -19,6 +20,10 @@ int main(int argc, char** argv) {
     if (what == "swap-side") {
       stasis::end_with_starter();
       stasis::serve_as_helper(stasis::job::kSwapSideName, stasis::job::serve_swap_side);
+    }
+    if (what == "inside") {
+      stasis::end_with_starter();
+      stasis::serve_as_helper(stasis::job::kInsideName, stasis::job::serve_inside);
     }
     if (what == "mover") {
       stasis::serve_as_helper(stasis::direct::kMoverName, [](const stasis::Channel& owner) {

@@ -23,6 +23,7 @@
 #include "driver/bounded_driver.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
+#include "job/inside.h"
 #include "job/swap.h"
 #include "operations/operations.h"
 #include "operations/session.h"
@@ -142,9 +143,11 @@ class Call final : public Progress {
   // For the whole procedures, which use the direct path where they can.
   Environment environment(const stasis_session& session);
   job::SwapCaller swap_caller(const stasis_session& session);
+  job::InsideCaller inside_caller(const stasis_session& session);
 
  private:
   explicit Call(const stasis_call& given) : given_(given) {}
+  void note(const std::string& text) const;
 
   stasis_call given_;
   Interrupt own_;

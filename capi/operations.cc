@@ -8,6 +8,7 @@
 #include "base/fd.h"
 #include "capi/handles.h"
 #include "image/criu_options.h"
+#include "job/inside.h"
 #include "job/swap.h"
 #include "proc/procfs.h"
 #include "report/report.h"
@@ -26,6 +27,39 @@ Result<void> check_target(const stasis_session* session, int pid) {
   if (session == nullptr) return misuse("there is no session");
   if (pid <= 0) return misuse(fmt::format("a process number is positive, and not {}", pid));
   return {};
+}
+
+// Whom a call is about. A job that lives in namespaces of its own is reached by its name only.
+using FindTarget = std::function<Result<job::Target>(const stasis_session*)>;
+
+FindTarget by_number(int pid) {
+  return [pid](const stasis_session* session) -> Result<job::Target> {
+    STASIS_TRY(check_target(session, pid));
+    return job::Target{std::to_string(pid), Pid{pid}, {}};
+  };
+}
+
+Result<job::Target> named(const stasis_session* session, const char* name) {
+  if (session == nullptr) return misuse("there is no session");
+  if (name == nullptr) return misuse("there is no name");
+  if (!job::is_target(name)) {
+    return misuse(
+        fmt::format("'{}' is neither the name of a job nor the number of a process", name));
+  }
+  return job::Target{name, {}, {}};
+}
+
+FindTarget by_name(const char* name) {
+  return [name](const stasis_session* session) -> Result<job::Target> {
+    STASIS_TRY_ASSIGN(auto target, named(session, name));
+    STASIS_TRY(target.find());
+    return target;
+  };
+}
+
+// The name for the manifest.
+std::string name_of(const job::Target& target) {
+  return target.job ? target.job->name : job::name_of_job(target.pid);
 }
 
 // It would be suspended while it waits for the end, and nothing would let it go on. The side of a
@@ -139,6 +173,87 @@ Result<RestoreOptions> read(const stasis_restore_options& given, std::list<Uniqu
   return out;
 }
 
+stasis_error* suspend_it(stasis_session* session, const FindTarget& find,
+                         const stasis_suspend_options* options, const stasis_call* call,
+                         char** report) {
+  return guarded([&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(const auto target, find(session));
+    STASIS_TRY_ASSIGN(auto read,
+                      read_options(options, stasis_suspend_options_init, "stasis_suspend_options"));
+    STASIS_TRY_ASSIGN(auto given, Call::make(call));
+    const SuspendOptions how{ms(read.timeout_ms), read.ignore_obstacles};
+    if (target.is_elsewhere()) {
+      STASIS_TRY_ASSIGN(auto done, job::operate_inside(given->inside_caller(*session), target,
+                                                       {job::InsideVerb::kSuspend, how}));
+      return give_text(done, report);
+    }
+    STASIS_TRY_ASSIGN(auto done, suspend(given->environment(*session), target.pid, how));
+    return give_text(json_text(to_json(done)), report);
+  });
+}
+
+stasis_error* resume_it(stasis_session* session, const FindTarget& find,
+                        const stasis_resume_options* options, const stasis_call* call,
+                        char** report) {
+  return guarded([&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(const auto target, find(session));
+    STASIS_TRY_ASSIGN(auto read,
+                      read_options(options, stasis_resume_options_init, "stasis_resume_options"));
+    STASIS_TRY_ASSIGN(auto map, gpu_map(read.gpu_pairs, read.gpu_pair_count));
+    STASIS_TRY_ASSIGN(auto given, Call::make(call));
+    ResumeOptions how;
+    how.gpu_map = std::move(map);
+    how.images_dir = text(read.images_dir);
+    if (target.is_elsewhere()) {
+      job::InsideOrder order{job::InsideVerb::kResume, {}, std::move(how), ms(read.time_limit_ms)};
+      STASIS_TRY_ASSIGN(auto done,
+                        job::operate_inside(given->inside_caller(*session), target, order));
+      return give_text(done, report);
+    }
+    given->interrupt().set_time_limit(ms(read.time_limit_ms));
+    STASIS_TRY_ASSIGN(auto done, resume(given->environment(*session), target.pid, how));
+    return give_text(json_text(to_json(done)), report);
+  });
+}
+
+stasis_error* dump_it(stasis_session* session, const FindTarget& find,
+                      const stasis_dump_options* options, const stasis_call* call, char** report) {
+  return guarded([&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(const auto target, find(session));
+    STASIS_TRY_ASSIGN(auto given_options,
+                      read_options(options, stasis_dump_options_init, "stasis_dump_options"));
+    STASIS_TRY_ASSIGN(auto how, read(given_options));
+    how.job_name = name_of(target);
+    STASIS_TRY_ASSIGN(auto given, Call::make(call));
+    if (target.is_elsewhere()) {
+      job::InsideOrder order{job::InsideVerb::kDump};
+      order.dump = std::move(how);
+      STASIS_TRY_ASSIGN(auto done,
+                        job::operate_inside(given->inside_caller(*session), target, order));
+      return give_text(done, report);
+    }
+    STASIS_TRY_ASSIGN(auto done, dump(given->environment(*session), target.pid, how));
+    return give_text(json_text(to_json(done)), report);
+  });
+}
+
+stasis_error* swap_them(stasis_session* session, const job::Target& out, const job::Target& in,
+                        const stasis_swap_options* options, const stasis_call* call,
+                        char** report) {
+  return guarded([&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(auto read,
+                      read_options(options, stasis_swap_options_init, "stasis_swap_options"));
+    STASIS_TRY_ASSIGN(auto map, gpu_map(read.gpu_pairs, read.gpu_pair_count));
+    STASIS_TRY_ASSIGN(auto given, Call::make(call));
+    job::SwapOptions how;
+    how.timeout = ms(read.timeout_ms);
+    how.ignore_obstacles = read.ignore_obstacles;
+    how.gpu_map = gpu_map_text(map);
+    STASIS_TRY_ASSIGN(auto done, job::swap(given->swap_caller(*session), out, in, how));
+    return give_text(json_text(to_json(done)), report);
+  });
+}
+
 Error not_recovered(const std::vector<RecoverReport>& reports) {
   Error out{ErrorCode::kNotRolledBack, {}, {}};
   for (const RecoverReport& report : reports) {
@@ -164,15 +279,7 @@ void stasis_suspend_options_init(stasis_suspend_options* options, size_t size) {
 stasis_error* stasis_suspend(stasis_session* session, int pid,
                              const stasis_suspend_options* options, const stasis_call* call,
                              char** report) {
-  return capi::guarded([&]() -> Result<void> {
-    STASIS_TRY(capi::check_target(session, pid));
-    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_suspend_options_init,
-                                                    "stasis_suspend_options"));
-    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
-    STASIS_TRY_ASSIGN(auto done, suspend(given->environment(*session), Pid{pid},
-                                         {capi::ms(read.timeout_ms), read.ignore_obstacles}));
-    return capi::give_text(json_text(to_json(done)), report);
-  });
+  return capi::suspend_it(session, capi::by_number(pid), options, call, report);
 }
 
 void stasis_resume_options_init(stasis_resume_options* options, size_t size) {
@@ -181,19 +288,7 @@ void stasis_resume_options_init(stasis_resume_options* options, size_t size) {
 
 stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resume_options* options,
                             const stasis_call* call, char** report) {
-  return capi::guarded([&]() -> Result<void> {
-    STASIS_TRY(capi::check_target(session, pid));
-    STASIS_TRY_ASSIGN(auto read, capi::read_options(options, stasis_resume_options_init,
-                                                    "stasis_resume_options"));
-    STASIS_TRY_ASSIGN(auto map, capi::gpu_map(read.gpu_pairs, read.gpu_pair_count));
-    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
-    given->interrupt().set_time_limit(capi::ms(read.time_limit_ms));
-    ResumeOptions how;
-    how.gpu_map = std::move(map);
-    how.images_dir = capi::text(read.images_dir);
-    STASIS_TRY_ASSIGN(auto done, resume(given->environment(*session), Pid{pid}, how));
-    return capi::give_text(json_text(to_json(done)), report);
-  });
+  return capi::resume_it(session, capi::by_number(pid), options, call, report);
 }
 
 void stasis_swap_options_init(stasis_swap_options* options, size_t size) {
@@ -205,23 +300,14 @@ void stasis_swap_options_init(stasis_swap_options* options, size_t size) {
 stasis_error* stasis_swap(stasis_session* session, int out_pid, int in_pid,
                           const stasis_swap_options* options, const stasis_call* call,
                           char** report) {
-  return capi::guarded([&]() -> Result<void> {
+  const auto checked = [&]() -> Result<void> {
     for (const int pid : {out_pid, in_pid})
       STASIS_TRY(capi::check_target(session, pid));
-    STASIS_TRY(capi::refuse_from_within(out_pid));
-    STASIS_TRY_ASSIGN(auto read,
-                      capi::read_options(options, stasis_swap_options_init, "stasis_swap_options"));
-    STASIS_TRY_ASSIGN(auto map, capi::gpu_map(read.gpu_pairs, read.gpu_pair_count));
-    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
-    job::SwapOptions how;
-    how.timeout = capi::ms(read.timeout_ms);
-    how.ignore_obstacles = read.ignore_obstacles;
-    how.gpu_map = gpu_map_text(map);
-    const auto target = [](int pid) { return job::Target{std::to_string(pid), {}, {}}; };
-    STASIS_TRY_ASSIGN(
-        auto done, job::swap(given->swap_caller(*session), target(out_pid), target(in_pid), how));
-    return capi::give_text(json_text(to_json(done)), report);
-  });
+    return capi::refuse_from_within(out_pid);
+  };
+  if (stasis_error* error = capi::guarded(checked)) return error;
+  return capi::swap_them(session, {std::to_string(out_pid), {}, {}},
+                         {std::to_string(in_pid), {}, {}}, options, call, report);
 }
 
 void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
@@ -237,15 +323,7 @@ void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
 
 stasis_error* stasis_dump(stasis_session* session, int pid, const stasis_dump_options* options,
                           const stasis_call* call, char** report) {
-  return capi::guarded([&]() -> Result<void> {
-    STASIS_TRY(capi::check_target(session, pid));
-    STASIS_TRY_ASSIGN(auto read,
-                      capi::read_options(options, stasis_dump_options_init, "stasis_dump_options"));
-    STASIS_TRY_ASSIGN(auto ours, capi::read(read));
-    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
-    STASIS_TRY_ASSIGN(auto done, dump(given->environment(*session), Pid{pid}, ours));
-    return capi::give_text(json_text(to_json(done)), report);
-  });
+  return capi::dump_it(session, capi::by_number(pid), options, call, report);
 }
 
 void stasis_restore_options_init(stasis_restore_options* options, size_t size) {
@@ -288,6 +366,57 @@ stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call
                                   [](const RecoverReport& one) { return !one.error; });
     if (!good) return fail(capi::not_recovered(reports));
     return told;
+  });
+}
+
+// ---- Jobs by their names
+
+stasis_error* stasis_suspend_job(stasis_session* session, const char* name,
+                                 const stasis_suspend_options* options, const stasis_call* call,
+                                 char** report) {
+  return capi::suspend_it(session, capi::by_name(name), options, call, report);
+}
+
+stasis_error* stasis_resume_job(stasis_session* session, const char* name,
+                                const stasis_resume_options* options, const stasis_call* call,
+                                char** report) {
+  return capi::resume_it(session, capi::by_name(name), options, call, report);
+}
+
+stasis_error* stasis_dump_job(stasis_session* session, const char* name,
+                              const stasis_dump_options* options, const stasis_call* call,
+                              char** report) {
+  return capi::dump_it(session, capi::by_name(name), options, call, report);
+}
+
+stasis_error* stasis_swap_jobs(stasis_session* session, const char* out_name, const char* in_name,
+                               const stasis_swap_options* options, const stasis_call* call,
+                               char** report) {
+  job::Target out;
+  job::Target in;
+  const auto checked = [&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(out, capi::by_name(out_name)(session));
+    STASIS_TRY_ASSIGN(in, capi::named(session, in_name));
+    if (!out.is_elsewhere()) STASIS_TRY(capi::refuse_from_within(out.pid.value));
+    return {};
+  };
+  if (stasis_error* error = capi::guarded(checked)) return error;
+  return capi::swap_them(session, out, in, options, call, report);
+}
+
+stasis_error* stasis_recover_job(stasis_session* session, const char* name, const stasis_call* call,
+                                 char** report) {
+  return capi::guarded([&]() -> Result<void> {
+    STASIS_TRY_ASSIGN(const auto target, capi::by_name(name)(session));
+    STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
+    if (target.is_elsewhere()) {
+      STASIS_TRY_ASSIGN(auto done, job::operate_inside(given->inside_caller(*session), target,
+                                                       {job::InsideVerb::kRecover}));
+      return capi::give_text(done, report);
+    }
+    STASIS_TRY_ASSIGN(auto one, recover(given->environment(*session), target.pid));
+    if (one.error) return fail(std::move(*one.error));
+    return capi::give_text(json_text(to_json(std::vector<RecoverReport>{std::move(one)})), report);
   });
 }
 

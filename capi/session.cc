@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <array>
+
 #include "base/own_files.h"
 #include "capi/handles.h"
 #include "driver/bounded_driver.h"
@@ -84,24 +86,47 @@ Environment Call::environment(const stasis_session& session) {
   return session_.environment(*session.driver);
 }
 
-job::SwapCaller Call::swap_caller(const stasis_session& session) {
-  const auto start = [library = session.library]() -> Result<HelperProcess> {
+namespace {
+
+// Starts the program that comes with the library, to be what `role` says.
+std::function<Result<HelperProcess>()> helper_starter(const std::string& library,
+                                                      const std::string& role) {
+  return [library, role]() -> Result<HelperProcess> {
     const std::string program = own_file("stasis-driver-calls");
-    const std::array<std::string, 2> arguments{library, "swap-side"};
+    const std::array<std::string, 2> arguments{library, role};
     return HelperProcess::start_program(program, arguments);
   };
-  const auto note = [this](const std::string& text) {
-    if (given_.note) given_.note(text.c_str(), given_.user_data);
-  };
+}
+
+std::optional<DriverTimeouts> timeouts_of_helpers(const stasis_session& session) {
   std::optional<DriverTimeouts> timeouts;
   if (!waits_for_ever(session.timeouts)) timeouts = session.timeouts;
+  return timeouts;
+}
+
+}  // namespace
+
+void Call::note(const std::string& text) const {
+  if (given_.note) given_.note(text.c_str(), given_.user_data);
+}
+
+job::SwapCaller Call::swap_caller(const stasis_session& session) {
   return {interrupt(),
           session_.ring_bytes,
-          timeouts,
-          start,
-          note,
+          timeouts_of_helpers(session),
+          helper_starter(session.library, "swap-side"),
+          [this](const std::string& text) { note(text); },
           [](const std::string&) {},
           [](const nlohmann::json&) {}};
+}
+
+job::InsideCaller Call::inside_caller(const stasis_session& session) {
+  return {interrupt(),
+          *this,
+          session_.ring_bytes,
+          timeouts_of_helpers(session),
+          helper_starter(session.library, "inside"),
+          [this](const std::string& text) { note(text); }};
 }
 
 }  // namespace stasis::capi

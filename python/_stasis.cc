@@ -22,6 +22,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <pybind11/pybind11.h>
@@ -34,6 +35,9 @@ namespace py = pybind11;
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{50};
+
+// A process by its number, or a job by its name.
+using Target = std::variant<int, std::string>;
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
@@ -255,6 +259,18 @@ std::string run_for_text(const std::function<stasis_error*(const stasis_call&, c
   return text.it == nullptr ? "" : text.it;
 }
 
+// Calls the function for a number, or that for a name.
+template <class ByNumber, class ByName>
+stasis_error* call_for(const Target& target, ByNumber by_number, ByName by_name) {
+  if (const int* pid = std::get_if<int>(&target)) return by_number(*pid);
+  return by_name(std::get<std::string>(target).c_str());
+}
+
+std::string word_for(const Target& target) {
+  if (const int* pid = std::get_if<int>(&target)) return std::to_string(*pid);
+  return std::get<std::string>(target);
+}
+
 class Process {
  public:
   Process(stasis_session* session, int pid) {
@@ -383,7 +399,7 @@ class Session {
   std::unique_ptr<Process> process(int pid) { return std::make_unique<Process>(session_.it, pid); }
   std::unique_ptr<Group> group(int pid) { return std::make_unique<Group>(session_.it, pid); }
 
-  std::string suspend(int pid, std::uint32_t timeout_ms, bool ignore_obstacles,
+  std::string suspend(const Target& target, std::uint32_t timeout_ms, bool ignore_obstacles,
                       const py::object& progress, const py::object& note) {
     stasis_suspend_options options;
     stasis_suspend_options_init(&options, sizeof options);
@@ -391,14 +407,27 @@ class Session {
     options.ignore_obstacles = ignore_obstacles;
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_suspend(session_.it, pid, &options, &given, text);
+          return call_for(
+              target,
+              [&](int pid) { return stasis_suspend(session_.it, pid, &options, &given, text); },
+              [&](const char* name) {
+                return stasis_suspend_job(session_.it, name, &options, &given, text);
+              });
         },
         {progress, note},
-        [&] { stasis_error_free(stasis_resume(session_.it, pid, nullptr, nullptr, nullptr)); });
+        [&] {
+          stasis_error_free(call_for(
+              target,
+              [&](int pid) { return stasis_resume(session_.it, pid, nullptr, nullptr, nullptr); },
+              [&](const char* name) {
+                return stasis_resume_job(session_.it, name, nullptr, nullptr, nullptr);
+              }));
+        });
   }
-  std::string resume(int pid, const Pairs& pairs, const std::optional<std::string>& images_dir,
-                     std::uint32_t time_limit_ms, const py::object& progress,
-                     const py::object& note, WhenRaised when_raised = WhenRaised::kStop) {
+  std::string resume(const Target& target, const Pairs& pairs,
+                     const std::optional<std::string>& images_dir, std::uint32_t time_limit_ms,
+                     const py::object& progress, const py::object& note,
+                     WhenRaised when_raised = WhenRaised::kStop) {
     const auto given_pairs = c_pairs(pairs);
     stasis_resume_options options;
     stasis_resume_options_init(&options, sizeof options);
@@ -408,12 +437,17 @@ class Session {
     options.images_dir = c_string(images_dir);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_resume(session_.it, pid, &options, &given, text);
+          return call_for(
+              target,
+              [&](int pid) { return stasis_resume(session_.it, pid, &options, &given, text); },
+              [&](const char* name) {
+                return stasis_resume_job(session_.it, name, &options, &given, text);
+              });
         },
         {progress, note}, {}, when_raised);
   }
-  std::string swap(int out, int in, const Pairs& pairs, std::uint32_t timeout_ms,
-                   bool ignore_obstacles, const py::object& note) {
+  std::string swap(const Target& out, const Target& in, const Pairs& pairs,
+                   std::uint32_t timeout_ms, bool ignore_obstacles, const py::object& note) {
     const auto given_pairs = c_pairs(pairs);
     stasis_swap_options options;
     stasis_swap_options_init(&options, sizeof options);
@@ -424,14 +458,26 @@ class Session {
     stasis_swap_options back = options;
     back.gpu_pairs = nullptr;
     back.gpu_pair_count = 0;
+    const int* out_pid = std::get_if<int>(&out);
+    const int* in_pid = std::get_if<int>(&in);
+    const std::string out_word = word_for(out);
+    const std::string in_word = word_for(in);
+    const bool numbers = out_pid != nullptr && in_pid != nullptr;
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_swap(session_.it, out, in, &options, &given, text);
+          return numbers ? stasis_swap(session_.it, *out_pid, *in_pid, &options, &given, text)
+                         : stasis_swap_jobs(session_.it, out_word.c_str(), in_word.c_str(),
+                                            &options, &given, text);
         },
         {py::none(), note},
-        [&] { stasis_error_free(stasis_swap(session_.it, in, out, &back, nullptr, nullptr)); });
+        [&] {
+          stasis_error_free(
+              numbers ? stasis_swap(session_.it, *in_pid, *out_pid, &back, nullptr, nullptr)
+                      : stasis_swap_jobs(session_.it, in_word.c_str(), out_word.c_str(), &back,
+                                         nullptr, nullptr));
+        });
   }
-  std::string dump(int pid, const py::dict& given_options, const py::object& progress,
+  std::string dump(const Target& target, const py::dict& given_options, const py::object& progress,
                    const py::object& note) {
     Options from(given_options);
     stasis_dump_options options;
@@ -460,7 +506,12 @@ class Session {
     from.take("base", options.base);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
-          return stasis_dump(session_.it, pid, &options, &given, text);
+          return call_for(
+              target,
+              [&](int pid) { return stasis_dump(session_.it, pid, &options, &given, text); },
+              [&](const char* name) {
+                return stasis_dump_job(session_.it, name, &options, &given, text);
+              });
         },
         {progress, note});
   }
@@ -493,10 +544,17 @@ class Session {
         },
         {progress, note});
   }
-  std::string recover(int pid, const py::object& note, WhenRaised when_raised = WhenRaised::kStop) {
-    return run_for_text([&](const stasis_call& given,
-                            char** text) { return stasis_recover(session_.it, pid, &given, text); },
-                        {py::none(), note}, {}, when_raised);
+  std::string recover(const Target& target, const py::object& note,
+                      WhenRaised when_raised = WhenRaised::kStop) {
+    return run_for_text(
+        [&](const stasis_call& given, char** text) {
+          return call_for(
+              target, [&](int pid) { return stasis_recover(session_.it, pid, &given, text); },
+              [&](const char* name) {
+                return stasis_recover_job(session_.it, name, &given, text);
+              });
+        },
+        {py::none(), note}, {}, when_raised);
   }
 
   static std::string inspect(Session* session, const std::string& images_dir, bool verify,
@@ -592,14 +650,14 @@ class Scope {
   ::pid_t owner_ = 0;
 };
 
-std::unique_ptr<Scope> suspended(py::object value, const py::tuple& gone, Session& session, int pid,
-                                 std::uint32_t timeout_ms, bool ignore_obstacles,
-                                 const Pairs& pairs, const py::object& progress,
-                                 const py::object& note) {
+std::unique_ptr<Scope> suspended(py::object value, const py::tuple& gone, Session& session,
+                                 const Target& target, std::uint32_t timeout_ms,
+                                 bool ignore_obstacles, const Pairs& pairs,
+                                 const py::object& progress, const py::object& note) {
   return std::make_unique<Scope>(std::move(value), gone, [=, &session](Scope::Steps& steps) {
-    (void)session.suspend(pid, timeout_ms, ignore_obstacles, progress, note);
+    (void)session.suspend(target, timeout_ms, ignore_obstacles, progress, note);
     steps.emplace_back([=, &session] {
-      (void)session.resume(pid, pairs, {}, 0, progress, note, WhenRaised::kFinish);
+      (void)session.resume(target, pairs, {}, 0, progress, note, WhenRaised::kFinish);
     });
   });
 }
@@ -673,16 +731,16 @@ PYBIND11_MODULE(_stasis, module) {
       .def("group", &Session::group)
       .def("suspend", &Session::suspend)
       .def("resume",
-           [](Session& session, int pid, const Pairs& pairs,
+           [](Session& session, const Target& target, const Pairs& pairs,
               const std::optional<std::string>& images_dir, std::uint32_t time_limit_ms,
               const py::object& progress, const py::object& note) {
-             return session.resume(pid, pairs, images_dir, time_limit_ms, progress, note);
+             return session.resume(target, pairs, images_dir, time_limit_ms, progress, note);
            })
       .def("swap", &Session::swap)
       .def("dump", &Session::dump)
       .def("restore", &Session::restore)
-      .def("recover", [](Session& session, int pid, const py::object& note) {
-        return session.recover(pid, note);
+      .def("recover", [](Session& session, const Target& target, const py::object& note) {
+        return session.recover(target, note);
       });
   py::class_<Scope>(module, "Scope")
       .def("__enter__", &Scope::enter)

@@ -386,6 +386,31 @@ STASIS_API stasis_error* stasis_restore(stasis_session* session,
 STASIS_API stasis_error* stasis_recover(stasis_session* session, int pid, const stasis_call* call,
                                         char** report);
 
+/* ---- Jobs by their names ------------------------------------------------------------------------
+ *
+ * The same for a job by its name (`stasis run --name`), or a process by its number as text, as the
+ * command `stasis` takes them. A job of `stasis run --images-dir` lives in namespaces of its own:
+ * the library does the work there, in a process that it starts, which needs the rights that
+ * `stasis` needs for it; process numbers in the report are those in there. STASIS_NO_SUCH_PROCESS:
+ * no job has the name. STASIS_BUSY: it is being started or restored. The calls start processes: no
+ * other thread should do so meanwhile. A job is started by the program: `stasis run --name NAME --
+ * COMMAND`. */
+STASIS_API stasis_error* stasis_suspend_job(stasis_session* session, const char* name,
+                                            const stasis_suspend_options* options,
+                                            const stasis_call* call, char** report);
+STASIS_API stasis_error* stasis_resume_job(stasis_session* session, const char* name,
+                                           const stasis_resume_options* options,
+                                           const stasis_call* call, char** report);
+/* `options` must be given. */
+STASIS_API stasis_error* stasis_dump_job(stasis_session* session, const char* name,
+                                         const stasis_dump_options* options,
+                                         const stasis_call* call, char** report);
+STASIS_API stasis_error* stasis_swap_jobs(stasis_session* session, const char* out_name,
+                                          const char* in_name, const stasis_swap_options* options,
+                                          const stasis_call* call, char** report);
+STASIS_API stasis_error* stasis_recover_job(stasis_session* session, const char* name,
+                                            const stasis_call* call, char** report);
+
 typedef struct stasis_inspect_options {
   size_t size;
   const char* images_dir; /* must be set */

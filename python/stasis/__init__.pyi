@@ -12,6 +12,7 @@ _Progress = Callable[[str, int, int], object]
 _Note = Callable[[str], object]
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 _GpuMapping = Mapping[Any, Any]
+_Target = Union[SupportsIndex, "Job"]
 _Cgroups = Literal["ignore", "none", "props", "soft", "full", "strict"]
 
 class _HasFileno(Protocol):
@@ -64,7 +65,7 @@ def configure(
 ) -> None: ...
 def driver() -> DriverInfo: ...
 def suspend(
-    pid: SupportsIndex,
+    pid: _Target,
     timeout_ms: SupportsIndex = ...,
     *,
     ignore_obstacles: bool = ...,
@@ -72,7 +73,7 @@ def suspend(
     note: Optional[_Note] = ...,
 ) -> Report: ...
 def resume(
-    pid: SupportsIndex,
+    pid: _Target,
     gpu_mapping: Optional[_GpuMapping] = ...,
     *,
     images_dir: Optional[_Path] = ...,
@@ -81,8 +82,8 @@ def resume(
     note: Optional[_Note] = ...,
 ) -> Report: ...
 def swap(
-    out: SupportsIndex,
-    into: SupportsIndex,
+    out: _Target,
+    into: _Target,
     gpu_mapping: Optional[_GpuMapping] = ...,
     *,
     timeout_ms: SupportsIndex = ...,
@@ -90,7 +91,7 @@ def swap(
     note: Optional[_Note] = ...,
 ) -> Swapped: ...
 def dump(
-    pid: SupportsIndex,
+    pid: _Target,
     images_dir: _Path,
     *,
     after: Literal["end", "running", "suspended"] = ...,
@@ -138,14 +139,12 @@ def inspect(
     criu: Optional[_Path] = ...,
     progress: Optional[_Progress] = ...,
 ) -> Dict[str, Any]: ...
-def recover(pid: Optional[SupportsIndex] = ..., *, note: Optional[_Note] = ...) -> List[Recovered]: ...
+def recover(pid: Optional[_Target] = ..., *, note: Optional[_Note] = ...) -> List[Recovered]: ...
 
-_Self = TypeVar("_Self", bound=_Handle)
+_Self = TypeVar("_Self", bound=_Operations)
 
-class _Handle:
-    def __init__(self, pid: SupportsIndex) -> None: ...
-    @property
-    def pid(self) -> int: ...
+# What Process, Group and Job share.
+class _Operations:
     def suspend(
         self,
         timeout_ms: SupportsIndex = ...,
@@ -198,6 +197,11 @@ class _Handle:
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> AbstractContextManager[_Self]: ...
+
+class _Handle(_Operations):
+    def __init__(self, pid: SupportsIndex) -> None: ...
+    @property
+    def pid(self) -> int: ...
 
 class Process(_Handle):
     @property
@@ -252,27 +256,13 @@ class Diagnosis:
     @property
     def reasons(self) -> Tuple[Check, ...]: ...
 
-class Job:
+class Job(_Operations):
     name: str
     process: Optional[Popen[Any]]
     def __init__(self, name: str, process: Optional[Popen[Any]] = ...) -> None: ...
     @property
     def processes(self) -> List[CudaProcess]: ...
-    def suspend(
-        self, timeout_ms: SupportsIndex = ..., *, ignore_obstacles: bool = ..., note: Optional[_Note] = ...
-    ) -> Report: ...
-    def resume(self, *, note: Optional[_Note] = ...) -> Report: ...
-    def dump(
-        self,
-        images_dir: _Path,
-        *,
-        after: Literal["end", "running", "suspended"] = ...,
-        timeout_ms: SupportsIndex = ...,
-        overwrite: bool = ...,
-        compress: Literal["none", "lz4", "zstd"] = ...,
-        base: Optional[_Path] = ...,
-        note: Optional[_Note] = ...,
-    ) -> Report: ...
+    def recover(self, *, note: Optional[_Note] = ...) -> List[Recovered]: ...
     def wait(self, timeout: Optional[float] = ...) -> int: ...
 
 def ps() -> List[CudaProcess]: ...

@@ -179,18 +179,25 @@ def _report_of(given, images_dir=b""):
 # --- Whole procedures.
 
 
+def _target(given):
+    """The number of a process, or of a Job its name: what the extension module takes."""
+    name = getattr(given, "_job_name", None)
+    return name if isinstance(name, str) else _checks.pid(given)
+
+
 def suspend(pid, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
     """Lock and checkpoint every CUDA process of the tree below `pid`: their GPU memory is free.
 
+    `pid`: the number of a process, or a Job, as with the other procedures.
     `timeout_ms` (milliseconds) is for GPU work in flight; 0 waits for ever. Returns a Report. Raises
     Timeout, NotCuda, NotSupported, NotPermitted, Busy, OutOfHostMemory and others; then all run on.
     """
-    number = _checks.pid(pid)
+    target = _target(pid)
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
     ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().suspend(number, timeout, ignore, progress, note))
+    return _report(_open_session().suspend(target, timeout, ignore, progress, note))
 
 
 def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
@@ -201,26 +208,26 @@ def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=
     suspended, unless its memory is on the way back. Returns a Report. Raises OutOfGpuMemory,
     DeviceMapInvalid, Timeout and others; then it is suspended as before.
     """
-    number = _checks.pid(pid)
+    target = _target(pid)
     pairs = _checks.gpu_mapping(gpu_mapping)
     directory = None if images_dir is None else _checks.path(images_dir, "images_dir")
     limit = _checks.milliseconds(time_limit_ms, "time_limit_ms")
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().resume(number, pairs, directory, limit, progress, note))
+    return _report(_open_session().resume(target, pairs, directory, limit, progress, note))
 
 
 def swap(out, into, gpu_mapping=None, *, timeout_ms=10_000, ignore_obstacles=False, note=None):
     """Suspend the tree below `out` and resume the one below `into` in its place, at once where both fit.
 
-    Both are numbers of processes; a process of a job of `stasis run` is meant by its number outside of
-    the job. `gpu_mapping` is for the second, as with resume(); `timeout_ms` (milliseconds) for GPU work of
+    Each is the number of a process, or a Job; a process of a job of `stasis run` is meant by its number
+    outside of the job. `gpu_mapping` is for the second, as with resume(); `timeout_ms` (milliseconds) for GPU work of
     the first; 0 waits for ever. Returns a Swapped. Raises WrongState unless the first runs and the second is
     suspended, OutOfGpuMemory, Timeout and others; then both are as they were. This starts processes: no
     other thread should fork meanwhile.
     """
-    first = _checks.pid(out)
-    second = _checks.pid(into)
+    first = _target(out)
+    second = _target(into)
     pairs = _checks.gpu_mapping(gpu_mapping)
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
     ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
@@ -272,7 +279,7 @@ def dump(
     CRIU's names; `ghost_limit` in bytes. Returns a Report. Raises ImageExists, Undumpable, CriuFailed,
     NoSpace and all that suspend() raises; then it runs on, and there is no image.
     """
-    number = _checks.pid(pid)
+    target = _target(pid)
     if after not in _AFTER:
         raise ValueError(f"after must be one of {', '.join(map(repr, _AFTER))}, not {after!r}")
     options = {
@@ -302,7 +309,7 @@ def dump(
     options.update((name, _checks.flag(value, name)) for name, value in flags.items())
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().dump(number, options, progress, note), options["images_dir"])
+    return _report(_open_session().dump(target, options, progress, note), options["images_dir"])
 
 
 def restore(
@@ -373,7 +380,7 @@ def recover(pid=None, *, note=None):
     Without a `pid`: the targets of every operation that was killed. Returns a list of Recovered. Raises
     NotRolledBack if one of them could not be brought back.
     """
-    number = 0 if pid is None else _checks.pid(pid)
+    target = 0 if pid is None else _target(pid)
     _checks.callback(note, "note")
     return [
         Recovered(
@@ -385,7 +392,7 @@ def recover(pid=None, *, note=None):
             one["image_kept"],
             one.get("outcome") or "",
         )
-        for one in json.loads(_open_session().recover(number, note))["recovered"]
+        for one in json.loads(_open_session().recover(target, note))["recovered"]
     ]
 
 
@@ -401,7 +408,55 @@ def _start_ticks(pid):
         return None
 
 
-class _Handle:
+class _Operations:
+    """The whole procedures as methods, of what _whom() gives: a number, or a Job."""
+
+    __slots__ = ()
+
+    def _whom(self):
+        raise NotImplementedError
+
+    def suspend(self, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
+        """stasis.suspend() of it and all below it."""
+        return suspend(self._whom(), timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
+
+    def resume(self, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
+        """stasis.resume() of it and all below it."""
+        return resume(
+            self._whom(),
+            gpu_mapping,
+            images_dir=images_dir,
+            time_limit_ms=time_limit_ms,
+            progress=progress,
+            note=note,
+        )
+
+    def dump(self, images_dir, **options):
+        """stasis.dump() of it and all below it, with the same options."""
+        return dump(self._whom(), images_dir, **options)
+
+    # With the names of all options, for help() and editors.
+    _options = [*signature(_dump).parameters.values()][1:]
+    _all = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *_options]
+    setattr(dump, "__signature__", signature(_dump).replace(parameters=_all))
+    del _options, _all
+
+    def suspended(self, timeout_ms=10_000, *, gpu_mapping=None, ignore_obstacles=False, progress=None, note=None):
+        """For a `with` statement: suspended inside of it, and resumed on every way out.
+
+        `gpu_mapping` is for the way back. A process that has ended meanwhile is no error. Ctrl-C during the
+        way back comes when it is done.
+        """
+        timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
+        pairs = _checks.gpu_mapping(gpu_mapping)
+        ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
+        _checks.callback(progress, "progress")
+        _checks.callback(note, "note")
+        whom = _target(self._whom())
+        return _stasis.suspended(self, _GONE, _open_session(), whom, timeout, ignore, pairs, progress, note)
+
+
+class _Handle(_Operations):
     """What Process and Group share: a number, and a handle that is opened when it is first needed."""
 
     __slots__ = ("_pid", "_start", "_handle", "_owner")
@@ -433,50 +488,12 @@ class _Handle:
             self._handle, self._owner = handle, session
         return self._handle
 
-    def suspend(self, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
-        """stasis.suspend() of this process and all below it."""
+    def _whom(self):
         self._check_identity()
-        return suspend(self._pid, timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
-
-    def resume(self, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
-        """stasis.resume() of this process and all below it."""
-        self._check_identity()
-        return resume(
-            self._pid,
-            gpu_mapping,
-            images_dir=images_dir,
-            time_limit_ms=time_limit_ms,
-            progress=progress,
-            note=note,
-        )
-
-    def dump(self, images_dir, **options):
-        """stasis.dump() of this process and all below it, with the same options."""
-        self._check_identity()
-        return dump(self._pid, images_dir, **options)
-
-    # With the names of all options, for help() and editors.
-    _options = [*signature(_dump).parameters.values()][1:]
-    _all = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *_options]
-    setattr(dump, "__signature__", signature(_dump).replace(parameters=_all))
-    del _options, _all
+        return self._pid
 
     def _check_identity(self):
         raise NotImplementedError
-
-    def suspended(self, timeout_ms=10_000, *, gpu_mapping=None, ignore_obstacles=False, progress=None, note=None):
-        """For a `with` statement: suspended inside of it, and resumed on every way out.
-
-        `gpu_mapping` is for the way back. A process that has ended meanwhile is no error. Ctrl-C during the
-        way back comes when it is done.
-        """
-        timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
-        pairs = _checks.gpu_mapping(gpu_mapping)
-        ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
-        _checks.callback(progress, "progress")
-        _checks.callback(note, "note")
-        self._check_identity()
-        return _stasis.suspended(self, _GONE, _open_session(), self._pid, timeout, ignore, pairs, progress, note)
 
 
 class Process(_Handle):

@@ -1,4 +1,4 @@
-"""What the program `stasis` does, asked for by its JSON: the list of processes, the doctor, jobs by name.
+"""What the program `stasis` does, asked for by its JSON: the list of processes, the doctor, the start of jobs.
 
 The library does the rest without it. Nothing of what the program prints for people is read.
 """
@@ -29,7 +29,7 @@ def program():
         if found:
             return found
     raise FileNotFoundError(
-        f"there is no program {named or 'stasis'!r}, which ps(), doctor(), verify(), run() and Job need: "
+        f"there is no program {named or 'stasis'!r}, which ps(), doctor(), verify(), run() and Job.processes need: "
         "install the package stasis, or let the environment variable STASIS_BIN name it"
     )
 
@@ -165,10 +165,13 @@ def verify(images_dir):
     return _ask("verify", "--images-dir", os.fsdecode(images_dir))
 
 
-class Job:
-    """A program that has a name, by which the program `stasis` finds it, in namespaces of its own or not.
+class Job(_core._Operations):
+    """A program that has a name (`stasis run --name`, run()), in namespaces of its own or not.
 
-    `process` is its subprocess.Popen where run() has started it, else None.
+    suspend(), resume(), dump(), suspended() and recover() are those of a Process, by the name; where a
+    function of the package takes the number of a process it takes a Job too. Process numbers in a report
+    are those in the job's namespaces, if it has some. `process` is its subprocess.Popen where run() has
+    started it, else None.
     """
 
     def __init__(self, name, process=None):
@@ -176,6 +179,13 @@ class Job:
             raise TypeError(f"name must be a str, not {type(name).__name__}")
         self.name = name
         self.process = process
+
+    @property
+    def _job_name(self):
+        return self.name
+
+    def _whom(self):
+        return self
 
     def __repr__(self):
         return f"stasis.Job({self.name!r})"
@@ -185,27 +195,9 @@ class Job:
         """Those of its processes that use CUDA: a list of CudaProcess."""
         return [one for one in ps() if one.name == self.name]
 
-    def suspend(self, timeout_ms=10_000, *, ignore_obstacles=False, note=None):
-        """As stasis.suspend()."""
-        words = ["--timeout", f"{_checks.milliseconds(timeout_ms, 'timeout_ms')}ms"]
-        words += ["--ignore-obstacles"] if _checks.flag(ignore_obstacles, "ignore_obstacles") else []
-        return _core._report_of(_ask("suspend", self.name, *words, note=note))
-
-    def resume(self, *, note=None):
-        """As stasis.resume(), on the GPUs where it was."""
-        return _core._report_of(_ask("resume", self.name, note=note))
-
-    def dump(self, images_dir, *, after="end", timeout_ms=10_000, overwrite=False, compress="none", base=None, note=None):
-        """As stasis.dump()."""
-        flags = {"end": [], "running": ["--leave-running"], "suspended": ["--leave-suspended"]}
-        if after not in flags:
-            raise ValueError(f"after must be one of {', '.join(map(repr, flags))}, not {after!r}")
-        words = flags[after] + ["--timeout", f"{_checks.milliseconds(timeout_ms, 'timeout_ms')}ms"]
-        words += ["--force"] if _checks.flag(overwrite, "overwrite") else []
-        words += ["--compress", compress] + ([] if base is None else ["--base", os.fsdecode(base)])
-        return _core._report_of(
-            _ask("dump", self.name, "--images-dir", os.fsdecode(images_dir), *words, note=note), os.fsencode(images_dir)
-        )
+    def recover(self, *, note=None):
+        """stasis.recover() of it."""
+        return _core.recover(self, note=note)
 
     def wait(self, timeout=None):
         """Of a job of run(): waits for its end, and returns its exit status. subprocess.TimeoutExpired."""

@@ -1,5 +1,7 @@
 # The extension module (python/_stasis.cc). Not for use: see __init__.pyi.
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+_Target = Union[int, str]
 
 def version() -> str: ...
 def codes() -> List[Tuple[int, str, int, str]]: ...
@@ -28,10 +30,10 @@ class Session:
     def simulated(self) -> bool: ...
     def process(self, arg0: int) -> Process: ...
     def group(self, arg0: int) -> Group: ...
-    def suspend(self, arg0: int, arg1: int, arg2: bool, arg3: Any, arg4: Any) -> str: ...
+    def suspend(self, arg0: _Target, arg1: int, arg2: bool, arg3: Any, arg4: Any) -> str: ...
     def resume(
         self,
-        arg0: int,
+        arg0: _Target,
         arg1: Sequence[Tuple[str, str]],
         arg2: Optional[str],
         arg3: int,
@@ -40,14 +42,14 @@ class Session:
     ) -> str: ...
     def swap(
         self,
-        arg0: int,
-        arg1: int,
+        arg0: _Target,
+        arg1: _Target,
         arg2: Sequence[Tuple[str, str]],
         arg3: int,
         arg4: bool,
         arg5: Any,
     ) -> str: ...
-    def dump(self, arg0: int, arg1: Dict[Any, Any], arg2: Any, arg3: Any) -> str: ...
+    def dump(self, arg0: _Target, arg1: Dict[Any, Any], arg2: Any, arg3: Any) -> str: ...
     def restore(
         self,
         arg0: Sequence[Tuple[str, str]],
@@ -56,7 +58,7 @@ class Session:
         arg3: Any,
         arg4: Any,
     ) -> str: ...
-    def recover(self, arg0: int, arg1: Any) -> str: ...
+    def recover(self, arg0: _Target, arg1: Any) -> str: ...
 
 class Scope:
     def __enter__(self) -> Any: ...
@@ -66,7 +68,7 @@ def suspended(
     arg0: Any,
     arg1: Tuple[Any, ...],
     arg2: Session,
-    arg3: int,
+    arg3: _Target,
     arg4: int,
     arg5: bool,
     arg6: Sequence[Tuple[str, str]],

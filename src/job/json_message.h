@@ -6,7 +6,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <variant>
+#include <vector>
 
 #include "base/channel.h"
 #include "base/error_record.h"
@@ -38,6 +40,22 @@ Result bounded(Result result) {
   result.notes.clear();
   if (auto* error = std::get_if<Error>(&result.what)) *error = shortened(*error, kRoom / 8);
   return result;
+}
+
+// A path, which need not be UTF-8, on its way as bytes.
+void path_field(auto& io, const char* key, Described<std::string> auto& text) {
+  std::vector<unsigned char> bytes(text.begin(), text.end());
+  io(key, bytes);
+  if constexpr (std::remove_reference_t<decltype(io)>::kReads)
+    text.assign(bytes.begin(), bytes.end());
+}
+void path_field(auto& io, const char* key, Described<std::optional<std::string>> auto& text) {
+  using Bytes = std::optional<std::vector<unsigned char>>;
+  Bytes bytes;
+  if (text) bytes.emplace(text->begin(), text->end());
+  io.optional(key, bytes);
+  if constexpr (std::remove_reference_t<decltype(io)>::kReads)
+    if (bytes) text.emplace(bytes->begin(), bytes->end());
 }
 
 // Does what the alternative of a variant calls for: std::visit(Cases{[](const A&) {...}, ...}, v).

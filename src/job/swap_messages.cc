@@ -1,8 +1,5 @@
 #include "job/swap_messages.h"
 
-#include <type_traits>
-#include <vector>
-
 #include "job/json_message.h"
 
 namespace stasis {
@@ -21,22 +18,11 @@ void fields(auto& io, Described<TreeStatus> auto& status) {
 }
 
 namespace job {
-namespace {
-
-// A path need not be UTF-8.
-void path(auto& io, const char* key, auto& text) {
-  std::vector<unsigned char> bytes(text.begin(), text.end());
-  io(key, bytes);
-  if constexpr (std::remove_reference_t<decltype(io)>::kReads)
-    text.assign(bytes.begin(), bytes.end());
-}
-
-}  // namespace
 
 void fields(auto& io, Described<Entry> auto& entry) {
   io("mounts", entry.mounts);
-  path(io, "directory", entry.directory);
-  path(io, "state_dir", entry.state_dir);
+  path_field(io, "directory", entry.directory);
+  path_field(io, "state_dir", entry.state_dir);
 }
 
 void fields(auto& io, Described<SideSetup> auto& setup) {

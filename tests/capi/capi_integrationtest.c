@@ -77,7 +77,9 @@ static bool goes_on(const char *name) {
   return false;
 }
 
-static pid_t start(const char *name, const char *kind, const char *option, const char *value) {
+/* Starts `kind` of workload, behind the words in front of it. */
+static pid_t start_behind(const char *const *words, const char *name, const char *kind,
+                          const char *option, const char *value) {
   char program[400], library[400], status[300], log[300];
   const char *build = getenv("STASIS_BUILD");
   snprintf(program, sizeof program, "%s/bin/stasis-workload", build);
@@ -85,7 +87,14 @@ static pid_t start(const char *name, const char *kind, const char *option, const
   setenv("LD_LIBRARY_PATH", library, 1);
   status_path(status, sizeof status, name);
   snprintf(log, sizeof log, "%s/%s.log", folder, name);
-  const char *argv[] = {program, kind, option, value, "--status", status, NULL};
+  const char *argv[16] = {NULL};
+  size_t at = 0;
+  while (words[at] != NULL) {
+    argv[at] = words[at];
+    ++at;
+  }
+  const char *command[] = {program, kind, option, value, "--status", status};
+  memcpy(argv + at, command, sizeof command);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
@@ -95,10 +104,24 @@ static pid_t start(const char *name, const char *kind, const char *option, const
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
   pid_t pid = -1;
-  if (posix_spawn(&pid, program, &files, &attributes, (char *const *)argv, environ) != 0) pid = -1;
+  if (posix_spawn(&pid, argv[0], &files, &attributes, (char *const *)argv, environ) != 0) pid = -1;
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   return pid;
+}
+
+static pid_t start(const char *name, const char *kind, const char *option, const char *value) {
+  const char *const none[] = {NULL};
+  return start_behind(none, name, kind, option, value);
+}
+
+/* By `stasis run`, with that name; with `images`, in namespaces of its own. */
+static pid_t start_job(const char *name, const char *images) {
+  char stasis[400];
+  snprintf(stasis, sizeof stasis, "%s/bin/stasis", getenv("STASIS_BUILD"));
+  const char *const plain[] = {stasis, "run", "--name", name, "--", NULL};
+  const char *const saved[] = {stasis, "run", "--name", name, "--images-dir", images, "--", NULL};
+  return start_behind(images == NULL ? plain : saved, name, "memory", "--size", "8M");
 }
 
 static int end(pid_t pid) {
@@ -418,6 +441,88 @@ static void test_swap(void) {
   ok("swap: there, and back on another GPU");
 }
 
+static bool has(const char *report, const char *text) {
+  return report != NULL && strstr(report, text) != NULL;
+}
+
+/* Of jobs by their names: one that `stasis run` has only started, one in namespaces of its own. */
+static void test_jobs(void) {
+  char images[300], image[300];
+  snprintf(images, sizeof images, "%s/images", folder);
+  snprintf(image, sizeof image, "%s/of-the-job", folder);
+  EXPECT(stasis_suspend_job(session, "plain", NULL, NULL, NULL), STASIS_NO_SUCH_PROCESS);
+  EXPECT(stasis_suspend_job(session, "no name", NULL, NULL, NULL), STASIS_USAGE);
+  EXPECT(stasis_suspend_job(session, NULL, NULL, NULL, NULL), STASIS_USAGE);
+  EXPECT(stasis_suspend_job(NULL, "plain", NULL, NULL, NULL), STASIS_USAGE);
+  const pid_t plain = start_job("plain", NULL);
+  CHECK(goes_on("plain"));
+  char *report = NULL;
+  GOOD(stasis_suspend_job(session, "plain", NULL, NULL, &report));
+  CHECK(has(report, "\"checkpointed\""));
+  stasis_free(report);
+  GOOD(stasis_resume_job(session, "plain", NULL, NULL, NULL));
+  CHECK(goes_on("plain"));
+  if (geteuid() != 0) { /* it needs namespaces, and CRIU */
+    CHECK(end(plain) == 0);
+    ok("a job by its name # SKIP in namespaces of its own: needs root");
+    return;
+  }
+  const pid_t job = start_job("job", images);
+  CHECK(goes_on("job"));
+  struct told told = {0, 0};
+  stasis_call call;
+  stasis_call_init(&call, sizeof call);
+  call.progress = on_progress;
+  call.note = on_note;
+  call.user_data = &told;
+  GOOD(stasis_suspend_job(session, "job", NULL, &call, &report));
+  CHECK(told.notes > 0 && has(report, "\"checkpointed\""));
+  stasis_free(report);
+  EXPECT(stasis_swap_jobs(session, "job", "plain", NULL, NULL, NULL), STASIS_WRONG_STATE);
+  GOOD(stasis_swap_jobs(session, "plain", "job", NULL, NULL, NULL));
+  CHECK(goes_on("job"));
+  GOOD(stasis_recover_job(session, "plain", NULL, NULL));
+  CHECK(goes_on("plain"));
+  GOOD(stasis_suspend_job(session, "job", NULL, NULL, NULL));
+  GOOD(stasis_recover_job(session, "job", NULL, &report));
+  CHECK(has(report, "\"recovered\""));
+  stasis_free(report);
+  CHECK(goes_on("job"));
+  /* What is wrong in there comes out. */
+  stasis_resume_options resume;
+  stasis_resume_options_init(&resume, sizeof resume);
+  const stasis_gpu_pair pair = {"0", "no-gpu"};
+  resume.gpu_pairs = &pair;
+  resume.gpu_pair_count = 1;
+  EXPECT(stasis_resume_job(session, "job", &resume, NULL, NULL), STASIS_DEVICE_MAP_INVALID);
+  call.cancel = stasis_cancel_new();
+  stasis_cancel_request(call.cancel);
+  EXPECT(stasis_suspend_job(session, "job", NULL, &call, NULL), STASIS_INTERRUPTED);
+  stasis_cancel_free(call.cancel);
+  stasis_dump_options dump;
+  stasis_dump_options_init(&dump, sizeof dump);
+  EXPECT(stasis_dump_job(session, "job", &dump, NULL, NULL), STASIS_USAGE);
+  dump.images_dir = image;
+  dump.after = STASIS_AFTER_DUMP_RUNNING;
+  dump.sync = false;
+  call.cancel = NULL;
+  GOOD(stasis_dump_job(session, "job", &dump, &call, &report));
+  CHECK(told.most > 0 && has(report, image));
+  stasis_free(report);
+  EXPECT(stasis_dump_job(session, "job", &dump, NULL, NULL), STASIS_IMAGE_EXISTS);
+  CHECK(goes_on("job"));
+  stasis_inspect_options inspect;
+  stasis_inspect_options_init(&inspect, sizeof inspect);
+  inspect.images_dir = image;
+  GOOD(stasis_inspect(session, &inspect, NULL, &report));
+  CHECK(has(report, "\"name\": \"job\""));
+  stasis_free(report);
+  CHECK(end(plain) == 0);
+  kill(job, SIGKILL);
+  CHECK(waitpid(job, NULL, 0) == job);
+  ok("jobs by their names");
+}
+
 static void test_images(void) {
   char first[300], second[300], moved[300], agent[400];
   snprintf(first, sizeof first, "%s/first", folder);
@@ -511,6 +616,7 @@ int main(void) {
   test_cancel();
   test_operations();
   test_swap();
+  test_jobs();
   test_images();
   test_group();
   stasis_session_close(session);

@@ -54,6 +54,38 @@ class Program(harness.Case):
             stasis.Job("other").suspend()
         self.assertIn("`stasis.ps()`", caught.exception.remedy)
 
+    def test_a_job_in_namespaces_of_its_own_is_reached_by_its_name(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root: namespaces, CRIU")
+        images = os.path.join(self.folder(), "images")
+        job = self.job("saved", images_dir=images)
+        other = self.job("other")
+        notes = []
+        report = stasis.suspend(job, note=notes.append)
+        self.assertEqual([one.state for one in report.processes], ["checkpointed"])
+        self.assertTrue(any("namespace of job saved" in note for note in notes), notes)
+        done = stasis.swap(other, job)
+        self.assertEqual(done.resumed.processes[0].state, "running")
+        (one,) = stasis.recover(other)
+        self.assertEqual(one.processes[0].state, "running")
+        seen = []
+        with job.suspended(progress=lambda *told: seen.append(told)) as same:
+            self.assertIs(same, job)
+            self.assertEqual(job.processes[0].state, "checkpointed")
+        self.assertEqual(job.processes[0].state, "running")
+        image = images + "-besides"
+        notes.clear()
+        report = job.dump(image, after="running", sync=False, ghost_limit=1 << 20)
+        self.assertEqual(report.images_dir, image)
+        self.assertEqual(stasis.inspect(image)["name"], "saved")
+        with self.assertRaises(stasis.ImageExists) as caught:
+            stasis.dump(job, image)
+        self.assertIn("overwrite=True", caught.exception.remedy)
+        with self.assertRaises(stasis.DeviceMapInvalid):
+            stasis.suspend(job)
+            job.resume({"GPU-01020304-0506-0708-090a-0b0c0d0e0f10": "GPU-01020304-0506-0708-090a-0b0c0d0e0f11"})
+        self.assertEqual(job.recover()[0].processes[0].state, "running")
+
     def test_ps_doctor_and_verify(self):
         target = self.target()
         (one,) = [one for one in stasis.ps() if one.pid == target.pid]
@@ -144,6 +176,13 @@ class Words(harness.Case):
         self.assertEqual(list(options)[2:], list(inspect.signature(stasis.dump).parameters)[2:])
         with self.assertRaises(TypeError):
             stasis.Process(self.target().pid).dump("/nonexistent", no_such_option=True)
+
+    def test_the_types_of_dump_are_the_same_in_both_places(self):
+        # stubtest holds the names and defaults to the sources, and not the types.
+        with open(os.path.join(harness.SOURCE, "python", "stasis", "__init__.pyi"), encoding="utf-8") as file:
+            found = re.findall(r"def dump\(.*?\*,(.*?)\) -> Report", file.read(), re.S)
+        function, method = (re.sub(r"\s+", " ", one) for one in found)
+        self.assertEqual(function, method)
 
 
 class Bar(harness.Case):

@@ -1,0 +1,267 @@
+#include "job/inside.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <utility>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include "image/manifest_fields.h"
+#include "job/json_message.h"
+#include "job/shared_memory.h"
+#include "job/swap_messages.h"
+#include "operations/session.h"
+#include "report/report.h"
+
+namespace stasis {
+
+// The way of GPU and host memory, and how much CRIU logs, are not for C to choose.
+void fields(auto& io, Described<DumpOptions> auto& options) {
+  job::path_field(io, "images_dir", options.images_dir);
+  io("overwrite", options.overwrite);
+  io("sync", options.sync);
+  io("after", options.after);
+  io("timeout", options.timeout);
+  io("compression", options.compression);
+  io("ignore_obstacles", options.ignore_obstacles);
+  io("ignore_undumpable", options.ignore_undumpable);
+  io.optional("job", options.job);
+  io("job_name", options.job_name);
+  job::path_field(io, "base", options.base);
+  job::path_field(io, "criu_path", options.criu_path);
+  io("criu", options.criu);
+}
+
+namespace job {
+namespace {
+
+constexpr int kInsidePollMs = 100;
+constexpr std::size_t kMostReport = 256 << 20;  // bytes
+
+// The order for the side: where, who, and what.
+struct InsideErrand {
+  InsideVerb verb = InsideVerb::kSuspend;
+  std::string gpu_map;
+  std::string images_dir;  // of a resume
+  std::chrono::milliseconds time_limit{0};
+  DumpOptions dump;
+};
+
+// What comes back. The report of what is done is in a file that comes with it.
+struct InsideHears {};  // a signal stops it from now on
+struct InsideTold {
+  std::string phase;
+  std::uint64_t done = 0;
+  std::uint64_t total = 0;
+};
+struct InsideNoted {
+  std::string text;
+};
+struct InsideDone {
+  std::optional<Error> error;
+};
+using InsideEvent = std::variant<InsideHears, InsideTold, InsideNoted, InsideDone>;
+
+void fields(auto& io, Described<InsideErrand> auto& errand) {
+  io("verb", errand.verb);
+  io("gpu_map", errand.gpu_map);
+  path_field(io, "images_dir", errand.images_dir);
+  io("time_limit", errand.time_limit);
+  io("dump", errand.dump);
+}
+void fields(auto& io, Described<InsideTold> auto& told) {
+  io("phase", told.phase);
+  io("done", told.done);
+  io("total", told.total);
+}
+void fields(auto& io, Described<InsideNoted> auto& noted) { io("text", noted.text); }
+void fields(auto& io, Described<InsideDone> auto& done) { io.optional("error", done.error); }
+
+Interrupt* g_inside_interrupt = nullptr;
+void stop_inside(int signal_number) { g_inside_interrupt->request(signal_number); }
+
+// The process in the job's namespaces.
+class InsideServer final : public Progress {
+ public:
+  InsideServer(const Channel& channel, SideSetup setup, InsideErrand errand)
+      : channel_(channel), setup_(std::move(setup)), errand_(std::move(errand)) {
+    session_.ring_bytes = setup_.ring_bytes;
+    session_.timeouts = setup_.timeouts;
+  }
+
+  void serve() {
+    g_inside_interrupt = &interrupt_;
+    struct sigaction action {};
+    action.sa_handler = stop_inside;
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGTERM, &action, nullptr);
+    tell(InsideHears{});
+    interrupt_.set_time_limit(errand_.time_limit);
+    auto report = carry_out();
+    session_.drop_movers();
+    UniqueFd file;
+    if (report) {
+      auto written = file_of(*report);
+      if (written)
+        file = std::move(*written);
+      else
+        report = fail(std::move(written.error()));
+    }
+    InsideDone done;
+    if (!report) done.error = shortened_if_long(report.error());
+    (void)send_message(channel_, InsideEvent(done), std::span(&file, file.valid() ? 1 : 0));
+  }
+
+  void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override {
+    tell(InsideTold{std::string(phase), done, total});
+  }
+
+ private:
+  void tell(InsideEvent event) { (void)send_message(channel_, event); }
+
+  static Error shortened_if_long(Error error) {
+    constexpr std::size_t kRoom = Channel::kMostBytes / 2;
+    if (record_to_text(error).size() <= kRoom) return error;
+    return shortened(std::move(error), kRoom / 8);
+  }
+
+  static Result<UniqueFd> file_of(const std::string& text) {
+    UniqueFd file(::memfd_create("stasis-report", MFD_CLOEXEC));
+    if (!file.valid()) return fail(errno_error("cannot make a file for the report", errno));
+    STASIS_TRY(write_all(file.get(), text.data(), text.size(), "report"));
+    return file;
+  }
+
+  Result<std::string> carry_out() {
+    STASIS_TRY(enter(setup_.entry));
+    const bool is_dump = errand_.verb == InsideVerb::kDump;
+    STASIS_TRY_ASSIGN(auto driver,
+                      session_.load_driver(!is_dump            ? OperationSession::Movers::kSpare
+                                           : errand_.dump.base ? OperationSession::Movers::kDigests
+                                                               : OperationSession::Movers::kOne));
+    const Environment env = session_.environment(*driver);
+    switch (errand_.verb) {
+      case InsideVerb::kSuspend: {
+        SuspendOptions options;
+        options.timeout = setup_.timeout;
+        options.ignore_obstacles = setup_.ignore_obstacles;
+        return text_of(suspend(env, setup_.root, options));
+      }
+      case InsideVerb::kResume: {
+        ResumeOptions options;
+        options.images_dir = errand_.images_dir;
+        if (!errand_.gpu_map.empty()) {
+          STASIS_TRY_ASSIGN(options.gpu_map, parse_gpu_map(errand_.gpu_map));
+        }
+        return text_of(resume(env, setup_.root, options));
+      }
+      case InsideVerb::kDump:
+        if (errand_.dump.job) {
+          errand_.dump.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
+            STASIS_TRY(save_shared_memory(kSharedMemory, criu_dir));
+            return {};
+          };
+        }
+        return text_of(dump(env, setup_.root, errand_.dump));
+      case InsideVerb::kRecover:
+        break;
+    }
+    STASIS_TRY_ASSIGN(auto one, recover(env, setup_.root));
+    if (one.error) return fail(std::move(*one.error));
+    return json_text(to_json(std::vector<RecoverReport>{std::move(one)}));
+  }
+
+  template <class AnyReport>
+  static Result<std::string> text_of(Result<AnyReport> report) {
+    if (!report) return fail(std::move(report.error()));
+    return json_text(to_json(*report));
+  }
+
+  const Channel& channel_;
+  const SideSetup setup_;
+  InsideErrand errand_;
+  Interrupt interrupt_;
+  OperationSession session_{interrupt_, *this,
+                            [this](const std::string& text) { tell(InsideNoted{text}); }};
+};
+
+Error lost_inside(HelperProcess& process, const Target& target) {
+  (void)process.end_after(1000);
+  return {ErrorCode::kNotRolledBack,
+          fmt::format("the process that worked on {} {}", target.text, process.how_it_ended()),
+          fmt::format("`stasis recover {}`", target.text)};
+}
+
+Result<std::string> wait_for_inside(const InsideCaller& caller, HelperProcess process,
+                                    const Target& target) {
+  bool hears = false;
+  bool stopped = false;
+  while (true) {
+    auto message = process.channel().receive(kInsidePollMs);
+    if (!message) return fail(lost_inside(process, target));
+    if (*message) {
+      auto event = parse_message<InsideEvent>(**message);
+      if (!event) return fail(lost_inside(process, target));
+      hears = true;
+      if (const auto* told = std::get_if<InsideTold>(&*event))
+        caller.progress.update(told->phase, told->done, told->total);
+      if (const auto* noted = std::get_if<InsideNoted>(&*event)) caller.note(noted->text);
+      if (auto* done = std::get_if<InsideDone>(&*event)) {
+        if (done->error) return fail(std::move(*done->error));
+        if ((*message)->descriptors.empty()) return fail(lost_inside(process, target));
+        const UniqueFd& file = (*message)->descriptors.front();
+        (void)::lseek(file.get(), 0, SEEK_SET);
+        return read_file(file, "report", kMostReport);
+      }
+    }
+    if (caller.interrupt.requested() && hears && !stopped) {
+      stopped = true;
+      if (auto pidfd = Pidfd::open(process.pid())) (void)pidfd->signal(SIGTERM);
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::string> operate_inside(const InsideCaller& caller, const Target& target,
+                                   const InsideOrder& order) {
+  STASIS_TRY(caller.interrupt.check());
+  SideSetup setup;
+  setup.name = target.text;
+  setup.root = target.pid;
+  setup.timeout = order.suspend.timeout;
+  setup.ignore_obstacles = order.suspend.ignore_obstacles;
+  setup.ring_bytes = caller.ring_bytes;
+  setup.timeouts = caller.timeouts;
+  InsideErrand errand{order.verb, gpu_map_text(order.resume.gpu_map), order.resume.images_dir,
+                      order.time_limit, order.dump};
+  // As `stasis run` would have made the image, so that its standard streams are known.
+  if (target.pid == target.job->root) errand.dump.job = {target.job->command, target.job->streams};
+  const auto start = [&]() -> Result<HelperProcess> {
+    STASIS_TRY_ASSIGN(auto there, Elsewhere::open(target));
+    setup.entry = there.entry();
+    return caller.start_helper();
+  };
+  STASIS_TRY_ASSIGN(auto process, start());
+  STASIS_TRY(send(process.channel(), setup));
+  STASIS_TRY(send_message(process.channel(), errand));
+  caller.note(fmt::format("process numbers are those in the namespace of job {}: it is {} there",
+                          target.job->name, target.pid.value));
+  return wait_for_inside(caller, std::move(process), target);
+}
+
+void serve_inside(const Channel& channel) {
+  auto first = channel.receive(-1);
+  if (!first || !*first) return;
+  auto setup = parse_side_setup(**first);
+  auto second = channel.receive(-1);
+  if (!setup || !second || !*second) return;
+  if (auto errand = parse_message<InsideErrand>(**second))
+    InsideServer(channel, std::move(*setup), std::move(*errand)).serve();
+}
+
+}  // namespace job
+}  // namespace stasis
