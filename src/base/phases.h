@@ -15,6 +15,8 @@ namespace stasis {
 struct PhaseRecord {
   std::string name;    // "lock", "checkpoint", "criu", "checksums", ...
   double seconds = 0;  // stored with microsecond precision
+  // Seconds from the beginning of the operation; nothing: where the one before ends.
+  std::optional<double> begins = {};
   bool operator==(const PhaseRecord&) const = default;
 };
 
@@ -55,7 +57,8 @@ class Phases {
     if (name_.empty()) return;
     CurrentPhase::set({});
     trace_record({TraceKind::kPhase, name_, start_, Clock::now(), 0, {}, 0});
-    done_.push_back({std::exchange(name_, {}), since(start_).count()});
+    done_.push_back(
+        {std::exchange(name_, {}), since(start_).count(), Seconds(start_ - first_).count()});
   }
   std::vector<PhaseRecord> take() {
     end();
@@ -75,6 +78,7 @@ class Phases {
   }
   const std::vector<PhaseRecord>& done() const { return done_; }
   Seconds total() const { return since(first_); }
+  Clock::time_point beginning() const { return first_; }
 
  private:
   Clock::time_point first_ = Clock::now();

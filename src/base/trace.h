@@ -3,6 +3,7 @@
 // Off until trace_begin(), and then a Span costs two looks at the clock and a lock. Thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,6 +33,19 @@ bool trace_is_on();
 void trace_record(TraceEvent event);
 // All of them until now, in the order in which they ended.
 std::vector<TraceEvent> trace_events();
+
+// While it lives, spans are noted whether or not a trace is on, the first kMost of them: for one
+// who has to say what ran beside what.
+class SpanNotes {
+ public:
+  static constexpr std::size_t kMost = 4096;
+  SpanNotes();
+  SpanNotes(const SpanNotes&) = delete;
+  SpanNotes& operator=(const SpanNotes&) = delete;
+  ~SpanNotes();
+  // Those that have ended since, of all threads.
+  std::vector<TraceEvent> ended() const;
+};
 
 // From its construction to end(), or its destruction.
 class Span {

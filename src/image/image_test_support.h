@@ -105,7 +105,8 @@ inline Manifest sample_manifest() {
   manifest.criu_options.shell_job = true;
   manifest.criu_options.external = {"mnt[/data]:data"};
   manifest.criu_options.cgroups = CgroupMode::kSoft;
-  manifest.phases = {{"lock", 0.004}, {"checkpoint", 6.3}};
+  manifest.phases = {{"lock", 0.004, 0.125}, {"checkpoint", 6.3}};
+  manifest.beside = {{"driver: checkpoint 100", 6.25, 0.5}};
   return manifest;
 }
 

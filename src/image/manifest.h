@@ -191,6 +191,8 @@ struct Manifest {
   CriuOptions criu_options;              // what the dump used; the restore uses the same
   SyncPolicy sync = SyncPolicy::kDisk;
   std::vector<PhaseRecord> phases;
+  // What went on beside each other within the phases, each with its beginning.
+  std::vector<PhaseRecord> beside;
   std::optional<JobRecord> job;
   std::string job_name;  // by which `stasis suspend NAME` found the root; empty if it had none
   std::optional<SocketsRecord> sockets;       // nothing also if unknown

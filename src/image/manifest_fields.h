@@ -168,15 +168,27 @@ void fields(auto& io, Described<CriuOptions> auto& options) {
   });
 }
 
+// With microsecond precision; what is too much is cut.
+inline std::uint64_t microseconds_of(double seconds) {
+  const double rounded = std::round(seconds * 1e6);
+  if (!(rounded > 0)) return 0;
+  return rounded < static_cast<double>(manifest_format::kMaxInteger)
+             ? static_cast<std::uint64_t>(rounded)
+             : manifest_format::kMaxInteger;
+}
+
 void fields(auto& io, Described<PhaseRecord> auto& phase) {
+  constexpr double kPerSecond = 1e6;
   io("name", phase.name);
-  const double rounded = std::round(phase.seconds * 1e6);
-  std::uint64_t microseconds = manifest_format::kMaxInteger;
-  if (rounded < static_cast<double>(manifest_format::kMaxInteger))
-    microseconds = rounded > 0 ? static_cast<std::uint64_t>(rounded) : 0;
+  std::uint64_t microseconds = microseconds_of(phase.seconds);
   io("microseconds", microseconds);
-  if constexpr (manifest_format::kReads<decltype(io)>)
-    phase.seconds = static_cast<double>(microseconds) / 1e6;
+  std::optional<std::uint64_t> begins;
+  if (phase.begins) begins = microseconds_of(*phase.begins);
+  io.optional("begins_microseconds", begins);
+  if constexpr (manifest_format::kReads<decltype(io)>) {
+    phase.seconds = static_cast<double>(microseconds) / kPerSecond;
+    if (begins) phase.begins = static_cast<double>(*begins) / kPerSecond;
+  }
 }
 
 void fields(auto& io, Described<JobRecord> auto& job) {
@@ -269,6 +281,7 @@ void fields(auto& io, Described<Manifest> auto& manifest) {
   io("criu_options", manifest.criu_options);
   io.named("sync", manifest.sync, sync_name, sync_from_name);
   io("phases", manifest.phases, Items{0, kMaxPhases});
+  io.optional("beside", manifest.beside, Items{0, kMaxPhases});
   io.optional("job", manifest.job);
   io.optional("job_name", manifest.job_name);
   io.optional("socket_state", manifest.sockets);

@@ -395,6 +395,7 @@ class DumpRun {
                       keep_files(writer_->criu_dir(), goes_on() || options_.job.has_value(),
                                  options_.job.has_value()));
     manifest_.phases = phases_.done();
+    manifest_.beside = beside_of(spans_.ended(), phases_.beginning());
     manifest_.job = options_.job;
     manifest_.job_name = options_.job_name;
     if (options_.on_complete) STASIS_TRY(options_.on_complete(writer_->criu_dir()));
@@ -541,6 +542,7 @@ class DumpRun {
   const Environment& env_;
   const Pid root_;
   const DumpOptions& options_;
+  const SpanNotes spans_;
   Phases phases_;
   std::optional<Criu> criu_;
   std::vector<Gpu> gpus_;

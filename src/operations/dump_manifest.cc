@@ -7,6 +7,8 @@
 #include <array>
 #include <map>
 #include <set>
+#include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -148,6 +150,35 @@ Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRec
         ErrorCode::kBusy));
   }
   return {};
+}
+
+std::vector<PhaseRecord> beside_of(const std::vector<TraceEvent>& spans,
+                                   Clock::time_point beginning) {
+  constexpr std::size_t kMostWork = 64;
+  constexpr double kWorthTelling = 0.01;  // of the time until now
+  constexpr std::string_view kOfCriu = "criu until ";
+  const double least = kWorthTelling * since(beginning).count();
+  std::vector<PhaseRecord> out;
+  for (const TraceEvent& span : spans) {
+    if (span.kind == TraceKind::kPhase || span.start < beginning) continue;
+    std::string_view what = span.name;
+    // The others of CRIU's are times when it waits for us.
+    if (span.kind == TraceKind::kCriu) {
+      if (!what.starts_with(kOfCriu)) continue;
+      what.remove_prefix(kOfCriu.size());
+    }
+    const double seconds = Seconds(span.end - span.start).count();
+    if (seconds < least) continue;
+    std::string name = fmt::format("{}: {}", trace_kind_name(span.kind), what);
+    if (span.target.value != 0) name += fmt::format(" {}", span.target.value);
+    out.push_back({std::move(name), seconds, Seconds(span.start - beginning).count()});
+  }
+  std::sort(out.begin(), out.end(),
+            [](const PhaseRecord& a, const PhaseRecord& b) { return a.seconds > b.seconds; });
+  if (out.size() > kMostWork) out.resize(kMostWork);
+  std::sort(out.begin(), out.end(),
+            [](const PhaseRecord& a, const PhaseRecord& b) { return a.begins < b.begins; });
+  return out;
 }
 
 }  // namespace stasis

@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "base/phases.h"
+#include "base/trace.h"
 #include "checkpoint/group.h"
 #include "criu/criu.h"
 #include "image/manifest.h"
@@ -18,6 +20,11 @@ Manifest describe_dump(const Environment& env, const Group& group, const Criu& c
 // What is in the image: the tree as it stands still now. Processes without CUDA ran on until CRIU
 // stopped them, and may have come, gone or lost their parent since we looked last.
 Result<std::vector<ProcessRecord>> take_stock(const Group& group);
+
+// What the driver, the agents, the mover, CRIU and the writer of the image did within the phases of
+// a dump that began at `beginning`: the longest, in the order in which they began.
+std::vector<PhaseRecord> beside_of(const std::vector<TraceEvent>& spans,
+                                   Clock::time_point beginning);
 
 // CRIU 4.2.1 saves no tiles of AMX: what they hold would be lost without a word.
 Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRecord>& processes);

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/fd.h"
+#include "base/trace.h"
 
 namespace stasis {
 
@@ -40,6 +41,7 @@ ImageWatcher::ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy s
   try {
     thread_ = std::jthread([this, &progress, &writer, sync](const std::stop_token& stop) {
       const std::string directory = writer.path() + "/criu";
+      const Span span(TraceKind::kImage, "digest what is written");
       std::unique_lock lock(mutex_);
       while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
              !stop.stop_requested()) {

@@ -20,13 +20,20 @@ std::string percent(double share);
 // For people: "61.3 %", "< 0.1 %".
 std::string percent_text(double part, double whole);
 
-// One after the other, as the phases of an operation are.
+// The phases of an operation, one after the other, and what went on beside each other within them.
 struct TimedPhase {
   std::string name;  // shortened
   double start = 0;  // seconds
   double seconds = 0;
+  bool beside = false;
 };
-std::vector<TimedPhase> timed_phases(const std::vector<PhaseRecord>& phases);
+// What was beside stands behind the phase in which it began.
+std::vector<TimedPhase> timed_phases(const std::vector<PhaseRecord>& phases,
+                                     const std::vector<PhaseRecord>& beside);
+// What happens in it, for people.
+std::string meaning_of(const TimedPhase& phase);
+// Until the last one ends.
+double total_time(const std::vector<TimedPhase>& phases);
 
 // At most this many bars; the table beside them shows the rest.
 inline constexpr std::size_t kMostDrawn = 40;

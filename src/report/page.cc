@@ -143,33 +143,6 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
 
 // ---- Time and size
 
-std::string phase_meaning(std::string_view name) {
-  constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
-      {"base", "the earlier image is read and verified, to which this one refers"},
-      {"prepare", "memory is made ready for the content of the GPU; the processes still run"},
-      {"zeros", "the GPU tells which of its memory is zeros, which is neither copied nor kept"},
-      {"mover", "the process that copies GPU memory gets its contexts"},
-      {"content", "what was copied is written to the image to its end, and gets its index"},
-      {"pre-copy", "large host memory is written to the image while the job runs"},
-      {"host memory", "large host memory is written to the image, by all processors"},
-      {"finish", "the image gets its name"},
-      {"close", "GPU work in flight is waited for, and new work held back, by the agent"},
-      {"copy out",
-       "the content of the GPU is copied into the processes’ own memory, past the driver"},
-      {"empty", "what was copied is given back to the GPU"},
-      {"lock", "GPU work in flight is waited for, and new work held back"},
-      {"checkpoint",
-       "the driver moves the content of the GPU, or what is left of it, into the processes’ own "
-       "memory"},
-      {"criu start", "CRIU starts and finds out what the kernel can do; the processes still run"},
-      {"criu", "CRIU writes the processes, and with them what was on the GPU, into files"},
-      {"checksums", "every file gets a checksum, by which a restore finds damage"},
-      {"sync", "the files are brought to the disk, so that they survive a loss of power"}};
-  for (const auto& [known, meaning] : kMeanings)
-    if (name == known) return std::string(meaning);
-  return "a step of another version of Stasis";
-}
-
 // How long the processes stood still until CRIU had them in its files: from when the gate closed
 // for the last time, or the driver's lock. What a dump that lets them go on adds to it comes after
 // the image. Nothing if the phases do not say.
@@ -218,8 +191,8 @@ void set_restore(data& page, const ImageReport& image) {
 }
 
 void set_time(data& page, const Manifest& manifest) {
-  const std::vector<TimedPhase> phases = timed_phases(manifest.phases);
-  const double total = phases.empty() ? 0 : phases.back().start + phases.back().seconds;
+  const std::vector<TimedPhase> phases = timed_phases(manifest.phases, manifest.beside);
+  const double total = total_time(phases);
   list rows;
   for (const TimedPhase& phase : phases) {
     data row;
@@ -227,21 +200,22 @@ void set_time(data& page, const Manifest& manifest) {
     row.set("start", format_seconds(Seconds(phase.start)));
     row.set("duration", format_seconds(Seconds(phase.seconds)));
     row.set("share", percent_text(phase.seconds, total));
-    row.set("meaning", phase_meaning(phase.name));
+    row.set("meaning", meaning_of(phase));
     rows.push_back(row);
   }
   page.set("has_phases", !phases.empty());
   page.set("phases", data(rows));
   page.set("phases_total", format_seconds(Seconds(total)));
   page.set("timeline", draw_timeline(phases));
-  const auto longest = std::max_element(
-      phases.begin(), phases.end(),
-      [](const TimedPhase& a, const TimedPhase& b) { return a.seconds < b.seconds; });
+  const auto longest =
+      std::max_element(phases.begin(), phases.end(), [](const TimedPhase& a, const TimedPhase& b) {
+        return (a.beside ? 0 : a.seconds) < (b.beside ? 0 : b.seconds);
+      });
   page.set("time_lead",
            longest == phases.end()
                ? std::string()
                : fmt::format("{} in {}; most of it, {}, in “{}”.", format_seconds(Seconds(total)),
-                             plural(phases.size(), "phase", "phases"),
+                             plural(manifest.phases.size(), "phase", "phases"),
                              percent_text(longest->seconds, total), longest->name));
 }
 

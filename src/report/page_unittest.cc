@@ -148,6 +148,25 @@ TEST(Page, ExplainsEveryPhaseThatADumpHas) {
   EXPECT_THAT(page_of(image), HasSubstr("of another version"));
 }
 
+TEST(Page, ShowsWhatRanBesideWhat) {
+  ImageReport image = small_image();
+  image.manifest.phases = {{"checkpoint", 1, 0.0}, {"criu", 2, 2.0}, {"sync", 1}};
+  image.manifest.beside = {{"driver: checkpoint 100", 0.75, 0.0},
+                           {"driver: checkpoint 101", 0.5, 0.25},
+                           {"oven: bake", 4.5, 3.5}};
+  const std::string page = page_of(image);
+  // From the first to the last end, 8 s, with the second that no phase has.
+  EXPECT_THAT(page, HasSubstr("c-driver beside\" x=\"3.1250%\" width=\"6.2500%\""));
+  EXPECT_THAT(page, HasSubstr("c-criu\" x=\"25.0000%\" width=\"25.0000%\""));
+  EXPECT_THAT(page, HasSubstr("c-other\" x=\"50.0000%\" width=\"12.5000%\""));
+  EXPECT_THAT(page, HasSubstr(">checkpoint 101</text>"));
+  EXPECT_THAT(page, HasSubstr("beside: the driver, with the process of that number"));
+  EXPECT_THAT(page, HasSubstr("beside: a step of another version"));
+  EXPECT_THAT(page, HasSubstr("in 3 phases; most of it, 25.0 %, in “criu”"));
+  // In the order in which they began.
+  EXPECT_LT(page.find("driver: checkpoint 101"), page.find("oven: bake"));
+}
+
 TEST(Page, SaysWhatStandsInTheWay) {
   ImageReport image = small_image();
   image.manifest.simulated = true;

@@ -222,6 +222,11 @@ json to_json(const ImageReport& report) {
   json phases = json::array();
   for (const PhaseRecord& phase : m.phases)
     phases.push_back({{"name", phase.name}, {"seconds", phase.seconds}});
+  json beside = json::array();
+  for (const PhaseRecord& work : m.beside)
+    beside.push_back({{"name", work.name},
+                      {"begins_seconds", work.begins.value_or(0)},
+                      {"seconds", work.seconds}});
   json checks = json::array();
   for (const RestoreCheck& check : report.checks) {
     checks.push_back({{"id", check.id},
@@ -254,6 +259,7 @@ json to_json(const ImageReport& report) {
           {"here", to_json(report.here)},
           {"restorable", restorable(report)},
           {"used_up", report.used_up},
+          {"beside", beside},
           {"needs_stasis_run", is_for_a_job(m)},
           {"checks", checks}};
 }

@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 
-VIEWS = {"wide": {"width": 1280}, "medium": {"width": 768}, "narrow": {"width": 400},
-         "dark": {"width": 1280, "dark": True}, "dark-narrow": {"width": 400, "dark": True},
+VIEWS = {"wide": {"width": 1280}, "medium": {"width": 768}, "phone": {"width": 480}, "narrow": {"width": 400},
+         "dark": {"width": 1280, "dark": True}, "dark-phone": {"width": 480, "dark": True}, "dark-narrow": {"width": 400, "dark": True},
          "print": {"width": 718, "media": "print"}, "print-dark": {"width": 718, "media": "print", "dark": True}}
 
 LOOK = """(() => {

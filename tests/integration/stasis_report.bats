@@ -39,7 +39,7 @@ opens() {
   assert_equal "$(json 'd["requests"]')" "['file://$page']"
   assert_equal "$(json 'd["messages"]')" "[]"
   assert_equal "$(json '{n: v for n, v in d["views"].items() if v["overflow"] or v["out"] or v["bars_out"] or v["texts_out"]}')" "{}"
-  assert_equal "$(json 'len(d["views"])')" 7
+  assert_equal "$(json 'len(d["views"])')" 9
   assert_equal "$(json 'd["tree"].get("nameless", 0)')" 0
 }
 
@@ -180,7 +180,9 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["amounts"]) for v 
   done_by report "$image" -o "$page"
   done_by inspect "$image" --json
   local bars parts
-  bars=$(json 'len(d["phases"])')
+  bars=$(json 'len(d["phases"]) + len(d["beside"])')
+  # Both processes go to the driver at the same time, within the phase of that name.
+  json 'max(w["begins_seconds"] for w in d["beside"] if w["name"].startswith("driver: checkpoint ")) < min(w["begins_seconds"] + w["seconds"] for w in d["beside"] if w["name"].startswith("driver: checkpoint "))' | grep True
   parts=$(json 'len(d["sizes"])')
   opens
   drawn "$bars" "$parts"
