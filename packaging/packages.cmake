@@ -1,8 +1,18 @@
 # How CPack makes the packages: Debian's and RPM's, one for each component.
 set(CPACK_PACKAGE_NAME stasis)
 set(CPACK_PACKAGE_VENDOR "Stasis developers")
-# No address yet: .invalid is the name that is none (RFC 2606).
-set(CPACK_PACKAGE_CONTACT "Stasis developers <developers@stasis.invalid>")
+# As devscripts take it from the environment; a package that is for one machine names its user.
+if(STASIS_MAINTAINER)
+  set(CPACK_PACKAGE_CONTACT "${STASIS_MAINTAINER}")
+elseif(DEFINED ENV{DEBEMAIL} AND DEFINED ENV{DEBFULLNAME})
+  set(CPACK_PACKAGE_CONTACT "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
+else()
+  cmake_host_system_information(RESULT host QUERY FQDN)
+  set(CPACK_PACKAGE_CONTACT "Stasis developers <root@${host}>")
+endif()
+if(STASIS_HOMEPAGE)
+  set(CPACK_PACKAGE_HOMEPAGE_URL "${STASIS_HOMEPAGE}")
+endif()
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_RESOURCE_FILE_LICENSE ${CMAKE_SOURCE_DIR}/LICENSE)

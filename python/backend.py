@@ -6,10 +6,12 @@ that is there already is taken with STASIS_LIBRARY_DIR=build/release/lib, or
 """
 
 import base64
+import glob
 import hashlib
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -32,12 +34,22 @@ def version():
         return re.search(r'kVersion = "([^"]+)"', file.read())[1]
 
 
+def who():
+    """Lines for the home page and the maintainer, where the environment names them, as for the other packages."""
+    lines = ""
+    if home := os.environ.get("STASIS_HOMEPAGE"):
+        lines += f"Project-URL: Homepage, {home}\n"
+    if named := re.fullmatch(r"([^<>]+) <([^<>]+)>", os.environ.get("STASIS_MAINTAINER", "")):
+        lines += f"Maintainer: {named[1]}\nMaintainer-email: {named[2]}\n"
+    return lines
+
+
 def metadata():
     with open(os.path.join(SOURCE, "docs", "python.md"), encoding="utf-8") as file:
         description = file.read()
     return (f"Metadata-Version: 2.1\nName: stasis\nVersion: {version()}\nSummary: {SUMMARY}\nLicense: MIT\n"
             "Requires-Python: >=3.9\nKeywords: CUDA,GPU,checkpoint,restore,suspend,CRIU\n"
-            + "".join(f"Classifier: {one}\n" for one in CLASSIFIERS) +
+            + who() + "".join(f"Classifier: {one}\n" for one in CLASSIFIERS) +
             f"Description-Content-Type: text/markdown\n\n{description}")
 
 
@@ -126,6 +138,8 @@ def build_sdist(sdist_directory, config_settings=None):
 def main():
     """backend.py DIR: what says that the package in DIR is installed, and which version."""
     info = os.path.join(sys.argv[1], f"stasis-{version()}.dist-info")
+    for older in glob.glob(os.path.join(glob.escape(sys.argv[1]), "stasis-*.dist-info")):
+        shutil.rmtree(older)
     os.makedirs(info, exist_ok=True)
     with open(os.path.join(info, "METADATA"), "w", encoding="utf-8") as file:
         file.write(metadata())

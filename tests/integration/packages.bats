@@ -70,6 +70,10 @@ start_counter() {
     [[ -s $ROOT/usr/share/doc/$package/copyright && -s $ROOT/usr/share/doc/$package/changelog.Debian.gz ]]
   done
   assert_equal "$(gzip -dc "$ROOT/usr/share/doc/stasis/changelog.Debian.gz" | sed -n '1s/.*(\(.*\)).*/\1/p')" "$version"
+  assert_contains "$(gzip -dc "$ROOT/usr/share/doc/stasis/changelog.Debian.gz")" " -- $(control stasis Maintainer)  "
+  # Without being told, no home page and no address that is none.
+  assert_equal "$(control stasis Homepage)" ""
+  [[ $(control stasis Maintainer) != *invalid* ]]
   assert_equal "$(control libstasis-dev Depends)" "stasis (= $version)"
   assert_contains "$(control python3-stasis Depends)" "stasis (= $version), python3 (>= 3."
   assert_contains "$(control stasis-simulator Depends)" "stasis (= $version)"
@@ -163,7 +167,7 @@ demo_runs() {
   cat >CMakeLists.txt <<'END'
 cmake_minimum_required(VERSION 3.22)
 project(consumer LANGUAGES C)
-find_package(stasis 0.1 REQUIRED)
+find_package(stasis 0.2 REQUIRED)
 add_executable(by-cmake main.c)
 target_link_libraries(by-cmake PRIVATE stasis::stasis)
 END
