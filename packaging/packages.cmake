@@ -43,7 +43,7 @@ set(CPACK_RPM_PACKAGE_GROUP "System Environment/Base")
 set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
     /usr/lib/criu /usr/lib64/cmake /usr/lib64/pkgconfig /usr/share/bash-completion /usr/share/bash-completion/completions
     /usr/share/fish /usr/share/fish/vendor_completions.d /usr/share/zsh /usr/share/zsh/site-functions
-    /usr/share/man /usr/share/man/man1 /usr/share/man/man5)
+    /usr/share/man /usr/share/man/man1 /usr/share/man/man5 /usr/lib/systemd /usr/lib/systemd/system)
 # What lies in folders of its own is for us alone, and the simulator must not count as the driver.
 # Stripped by CPack; what else RPM would do (debug packages, compression of man pages) expects its own build.
 set(CPACK_RPM_SPEC_MORE_DEFINE
@@ -121,6 +121,18 @@ takes the place of CRIU's own cuda_plugin.so, and needs CRIU 4.0 or newer.")
   set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_SUGGESTS "criu >= 4.0")
   # Fedora's package of CRIU's own.
   set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_CONFLICTS criu-cuda-plugin)
+endif()
+
+# One for each Slurm; for RPM none, as of Python's, because this machine has another Slurm than those systems.
+if(TARGET stasis_spank AND STASIS_SLURM_FROM)
+  stasis_package(slurm_plugin stasis-slurm-plugin "plugin for Slurm, to save jobs and let them go on"
+"Gives sbatch, srun and salloc the options --stasis-images, --stasis-every and
+--stasis-grace: a job is saved while it runs and when it has to make room, and
+goes on on whichever node it gets. It is in force once plugstack.conf of Slurm
+names /usr/lib/stasis/slurm/stasis.so.")
+  string(CONCAT slurm "slurmd (>= ${STASIS_SLURM_FROM}) | slurm-client (>= ${STASIS_SLURM_FROM}), "
+                      "slurmd (<< ${STASIS_SLURM_BELOW}~) | slurm-client (<< ${STASIS_SLURM_BELOW}~)")
+  set(CPACK_DEBIAN_SLURM_PLUGIN_PACKAGE_DEPENDS "stasis (= ${exactly}), ${slurm}")
 endif()
 
 # One for each Python: there is no package of it for RPM, whose distributions have other Pythons than this

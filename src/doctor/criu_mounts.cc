@@ -23,7 +23,8 @@ constexpr Kind kLost{"mount", Severity::kRed,
                      "uses files on a mount that is not in its mount namespace any more, or never "
                      "was",
                      "let it open them itself after `unshare --mount` (</dev/null, output to "
-                     "files), and unmount what it uses only when it has ended"};
+                     "files), start it with what it only inherits closed (`5>&-` for descriptor "
+                     "5), and unmount what it uses only when it has ended"};
 constexpr Kind kCovered{"covered-file", Severity::kRed, "has files open that another mount hides",
                         "unmount what lies above them"};
 

@@ -6,7 +6,10 @@
 load helpers
 load stasis_lib
 
-readonly kPackages='libstasis-dev python3-stasis stasis stasis-criu-plugin stasis-cuda-checkpoint stasis-simulator'
+kPackages='libstasis-dev python3-stasis stasis stasis-criu-plugin stasis-cuda-checkpoint stasis-simulator'
+# Where the plugin for Slurm was built, by Slurm's header.
+[[ ! -e $STASIS_BUILD/lib/stasis/slurm/stasis.so ]] || kPackages+=' stasis-slurm-plugin'
+readonly kPackages
 
 setup_file() {
   export SOURCE=$BATS_TEST_DIRNAME/../..
@@ -80,6 +83,15 @@ start_counter() {
   assert_contains "$(control stasis Depends)" "libc6 (>= "
   assert_equal "$(control stasis-cuda-checkpoint Conflicts) $(control stasis-cuda-checkpoint Provides)" "cuda-checkpoint cuda-checkpoint"
   assert_equal "$(control stasis-criu-plugin Conflicts)" "criu-cuda-plugin"
+  if [[ -e $STASIS_BUILD/lib/stasis/slurm/stasis.so ]]; then
+    [[ -e $ROOT/usr/lib/stasis/slurm/stasis.so ]]
+    assert_contains "$(control stasis-slurm-plugin Depends)" "stasis (= $version)"
+    # That Slurm, and no other.
+    local slurm
+    slurm=$(dpkg-query -W -f '${Version}' libslurm-dev | grep -oE '^[0-9]+\.[0-9]+')
+    assert_contains "$(control stasis-slurm-plugin Depends)" "slurmd (>= $slurm)"
+    dpkg --compare-versions "$(control stasis-slurm-plugin Depends | sed -n 's/.*slurmd (<< \([^)]*\)).*/\1/p')" gt "$(dpkg-query -W -f '${Version}' libslurm-dev)"
+  fi
   # What is compiled in tells its licence.
   zgrep -q '^==== libfmt-dev' "$ROOT/usr/share/doc/stasis/compiled-in-licences.txt.gz"
   zgrep -q '^==== pybind11-dev' "$ROOT/usr/share/doc/python3-stasis/compiled-in-licences.txt.gz"
@@ -99,6 +111,7 @@ start_counter() {
   cmp "$SOURCE/README.md" "$ROOT/usr/share/doc/stasis/README.md"
   cmp "$SOURCE/docs/errors.md" "$ROOT/usr/share/doc/stasis/docs/errors.md"
   assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-get-criu stasis-sim-smi stasis-task"
+  cmp "$SOURCE/deploy/systemd/stasis-job@.service" "$ROOT/usr/lib/systemd/system/stasis-job@.service"
   # Slurm's plugin is compiled where it is to be used.
   assert_equal "$(find "$ROOT" -name '*workload*' -o -name '*.cc' ! -name stasis_spank.cc -o -name '*.a')" ""
   [[ -s $ROOT/usr/share/doc/stasis/deploy/slurm/spank/stasis_spank.cc && -s $ROOT/usr/share/doc/stasis/deploy/kubernetes/job.yaml ]]
