@@ -68,7 +68,8 @@ constexpr std::array kRules = {
         "'stasis restore ...' /dev/null)"},
     CriuRule{"A session leader of ", " is outside of its pid namespace", kCriuFailed,
              "the process belongs to a session outside of its container",
-             "dump it with --shell-job"},
+             "start it in a session of its own (`setsid COMMAND`), or dump it from outside of the "
+             "container, with --shell-job"},
 
     // Connections.
     CriuRule{"Connected TCP socket", "", kCriuFailed,
