@@ -2,13 +2,17 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
+#include <cstdlib>
 
 #include <fmt/format.h>
 
@@ -89,6 +93,57 @@ void for_each_entry(const std::string& directory, const Each& each) {
   }
 }
 
+// What a user may have put there: no link is followed, no file system of the user's is entered, and
+// nothing but a directory or a file of that user alone is taken.
+UniqueFd open_of_user(const UniqueFd& directory, const std::string& path, uid_t user,
+                      bool is_file) {
+  open_how how{};
+  how.flags = static_cast<std::uint64_t>(O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
+                                         (is_file ? 0 : O_DIRECTORY));
+  how.resolve = RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_BENEATH;
+  UniqueFd file(
+      static_cast<int>(::syscall(SYS_openat2, directory.get(), path.c_str(), &how, sizeof how)));
+  struct stat info {};
+  const bool good = file.valid() && ::fstat(file.get(), &info) == 0 && info.st_uid == user &&
+                    (info.st_mode & (S_IWGRP | S_IWOTH)) == 0 &&
+                    (is_file ? S_ISREG(info.st_mode) : S_ISDIR(info.st_mode));
+  if (!good) file.reset();
+  return file;
+}
+
+std::optional<uid_t> user_from(std::string_view digits) {
+  uid_t user = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), user);
+  if (error != std::errc() || end != digits.data() + digits.size() || user == 0)
+    return std::nullopt;
+  return user;
+}
+
+void add_jobs_of(uid_t user, const UniqueFd& state, std::vector<JobEntry>& out) {
+  constexpr std::size_t kMostJobs = 1000;
+  const UniqueFd jobs = open_of_user(state, "jobs" + pid_namespace_mark(), user, false);
+  if (!jobs.valid()) return;
+  const DirectoryStream dir = list_open(fmt::format("/proc/self/fd/{}", jobs.get()));
+  while (const dirent* item = dir && out.size() < kMostJobs ? ::readdir(dir.get()) : nullptr) {
+    const std::string name = item->d_name;
+    if (!name.ends_with(kEntryEnd)) continue;
+    const UniqueFd file = open_of_user(jobs, name, user, true);
+    auto text = file.valid() ? read_file(file, name, kMostEntry) : std::string();
+    auto entry = text ? record_from_text<JobEntry>(*text) : std::nullopt;
+    if (!entry || entry->init.value != 0 || name != entry->name + std::string(kEntryEnd)) continue;
+    struct stat process {};
+    const std::string path = fmt::format("/proc/{}", entry->process.pid.value);
+    if (!check_job_name(entry->name) || !is_alive(entry->process) ||
+        ::stat(path.c_str(), &process) != 0 || process.st_uid != user)
+      continue;
+    JobEntry plain;
+    plain.name = entry->name;
+    plain.process = entry->process;
+    plain.root = entry->process.pid;
+    out.push_back(std::move(plain));
+  }
+}
+
 // 0 if it cannot be seen.
 ino_t pid_namespace_of(Pid pid) {
   struct stat info {};
@@ -146,6 +201,36 @@ std::vector<JobEntry> all_jobs() {
   for_each_entry(*directory, [&](const std::string& path) {
     if (auto entry = read_entry_file(path)) out.push_back(std::move(*entry));
   });
+  auto of_users = jobs_of_users();
+  std::move(of_users.begin(), of_users.end(), std::back_inserter(out));
+  return out;
+}
+
+std::vector<JobEntry> jobs_of_users() {
+  std::vector<JobEntry> out;
+  const char* chosen = std::getenv("STASIS_STATE_DIR");
+  if (::geteuid() != 0 || (chosen != nullptr && *chosen != '\0')) return out;
+  // As journal_directory() has it for a user: XDG_RUNTIME_DIR/stasis, or /tmp/stasis-UID.
+  const auto search = [&out](const char* top, std::string_view before, bool in_folder) {
+    auto open = open_file(AT_FDCWD, top, O_RDONLY | O_DIRECTORY);
+    if (!open) return;
+    const DirectoryStream dir = list_open(top);
+    while (const dirent* item = dir ? ::readdir(dir.get()) : nullptr) {
+      const std::string_view name = item->d_name;
+      if (!name.starts_with(before)) continue;
+      const auto user = user_from(name.substr(before.size()));
+      if (!user) continue;
+      if (!in_folder) {
+        add_jobs_of(*user, open_of_user(*open, item->d_name, *user, false), out);
+        continue;
+      }
+      // systemd mounts a file system there, which is root's.
+      auto runtime = open_file(open->get(), item->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+      if (runtime) add_jobs_of(*user, open_of_user(*runtime, "stasis", *user, false), out);
+    }
+  };
+  search("/run/user", "", true);
+  search("/tmp", "stasis-", false);
   return out;
 }
 

@@ -59,9 +59,13 @@ class Registration {
   JobEntry entry_;
 };
 
-// All jobs whose process lives.
+// All jobs whose process lives; for root also of_users().
 std::vector<JobEntry> all_jobs();
 std::optional<JobEntry> find_job(const std::string& name);
+// For root without a state directory of its own choice: the programs that other users have started
+// under a name, where that user says so and the process is the user's own. Of nothing else in their
+// records is made use: not of jobs in namespaces, into which a user would lead root.
+std::vector<JobEntry> jobs_of_users();
 // The name that `stasis run` gave to this process; empty if it gave none.
 std::string name_of_job(Pid pid);
 // The job in whose namespaces the process lives; nothing also if that cannot be seen.

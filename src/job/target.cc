@@ -51,6 +51,18 @@ Result<void> Target::find() {
   }
   job = find_job(text);
   if (!job) {
+    std::vector<JobEntry> of_users;
+    for (JobEntry& entry : jobs_of_users())
+      if (entry.name == text) of_users.push_back(std::move(entry));
+    if (of_users.size() > 1) {
+      return fail(ErrorCode::kUsage,
+                  fmt::format("{} users have a job of the name {}: process {} and others",
+                              of_users.size(), text, of_users[0].process.pid.value),
+                  "say its number (`stasis ps`)");
+    }
+    if (!of_users.empty()) job = std::move(of_users[0]);
+  }
+  if (!job) {
     return fail(ErrorCode::kNoSuchProcess, fmt::format("no job has the name {}", text),
                 "`stasis ps` shows the names; `stasis run --name` gives one");
   }

@@ -215,3 +215,39 @@ END
   assert_contains "$out" "process $TARGET "
   TARGET_STATUS=$status_of_first TARGET=$first target_goes_on
 }
+
+@test "root finds the program of another user by its name, and believes no record that is not of it" {
+  need_root "another user"
+  local user=$((70000 + BASHPID % 10000)) record
+  local state=/tmp/stasis-$user
+  [[ ! -e $state ]] || skip "$state is there"
+  as_other() { env -u STASIS_STATE_DIR -u XDG_RUNTIME_DIR setpriv --reuid="$user" --regid="$user" --clear-groups "$@" 3>&-; }
+  as_other "$STASIS_BUILD/bin/stasis" --version >/dev/null 2>&1 || skip "the build folder is not open to others"
+  as_other stasis run --name of-a-user -- sleep 60 </dev/null >/dev/null 2>&1 &
+  at_end_kill $!
+  wait_until 60 compgen -G "$state/jobs*/of-a-user.job" >/dev/null
+  as_root() { capture env -u STASIS_STATE_DIR stasis "$@"; }
+  # Found: what is wrong is that it does not use CUDA.
+  as_root suspend of-a-user
+  record=$(compgen -G "$state/jobs*/of-a-user.job")
+  assert_equal "$status" 4
+  assert_contains "$err" "process $(sed -n 's/.*"pid":\([0-9]*\).*/\1/p' "$record")"
+  # Who has chosen a state directory has chosen whose names hold.
+  capture stasis suspend of-a-user
+  assert_equal "$status" 3
+  # A record that names a process of root's, a link, and a name that is not the file's.
+  sed "s/\"pid\":[0-9]*/\"pid\":$$/; s/\"start_ticks\":[0-9]*/\"start_ticks\":$(cut -d' ' -f22 /proc/$$/stat)/; s/of-a-user/forged/" "$record" >"${record%/*}/forged.job"
+  cp "$record" "${record%/*}/other.job"
+  chown "$user:$user" "${record%/*}"/*.job
+  ln -s "$record" "${record%/*}/link.job"
+  local name
+  for name in forged other link; do
+    as_root suspend "$name"
+    assert_equal "$status" 3 "$name"
+  done
+  chmod 666 "$record"
+  as_root suspend of-a-user
+  local last=$status
+  rm -r "$state"
+  assert_equal "$last" 3
+}
