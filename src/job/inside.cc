@@ -120,7 +120,7 @@ class InsideServer final : public Progress {
   }
 
  private:
-  void tell(InsideEvent event) { (void)send_message(channel_, event); }
+  void tell(const InsideEvent& event) { (void)send_message(channel_, event); }
 
   static Error shortened_if_long(Error error) {
     constexpr std::size_t kRoom = Channel::kMostBytes / 2;
