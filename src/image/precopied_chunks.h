@@ -1,5 +1,5 @@
 // Chunks that were stored before it was known whether they are wanted: content of a program that
-// still ran, and may have changed it since. docs/adr/0053-pre-copy.md.
+// still ran, and may have changed it since. docs/adr/0054-pre-copy.md.
 //
 // Any number of threads at once.
 #pragma once

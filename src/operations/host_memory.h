@@ -38,7 +38,7 @@ class HostMemory {
   bool find(const Group& group, bool always);
   // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
   // but not for ever. save() then stores only what is new. Nothing is done if there is less than
-  // `least`, or no room for it twice. docs/adr/0053-pre-copy.md. Errors of ContentWriter.
+  // `least`, or no room for it twice. docs/adr/0054-pre-copy.md. Errors of ContentWriter.
   Result<void> precopy(const Environment& env, const Group& group, const UniqueFd& image_dir,
                        const ContentOptions& options, std::uint64_t least);
   // What precopy() has stored is not wanted: nothing is left of it in the image.
