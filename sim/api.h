@@ -2,7 +2,9 @@
 // cuGetProcAddress knows it by and the CUDA version that brought it.
 //
 // Every function is defined once, in an api_*.cc by theme; the declarations below make the compiler
-// compare its signature with cuda_abi.h. Threads: as the driver's own functions, any.
+// compare its signature with cuda_abi.h. What is exported by its name is an entry point that begins
+// as the real driver's do and goes on to it (entry_points.cc). Threads: as the driver's own
+// functions, any.
 #pragma once
 
 #include "abi/cuda_abi.h"
@@ -112,6 +114,13 @@
   X(cuStreamGetPriority, "cuStreamGetPriority", 5050)                                       \
   X(cuStreamGetCtx, "cuStreamGetCtx", 9020)                                                 \
   X(cuStreamGetId, "cuStreamGetId", 12000)                                                  \
+  X(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010)                                 \
+  X(cuStreamEndCapture, "cuStreamEndCapture", 10000)                                        \
+  X(cuStreamIsCapturing, "cuStreamIsCapturing", 10000)                                      \
+  X(cuGraphInstantiateWithFlags, "cuGraphInstantiate", 12000)                               \
+  X(cuGraphLaunch, "cuGraphLaunch", 10000)                                                  \
+  X(cuGraphExecDestroy, "cuGraphExecDestroy", 10000)                                        \
+  X(cuGraphDestroy, "cuGraphDestroy", 10000)                                                \
   X(cuStreamAddCallback, "cuStreamAddCallback", 5000)                                       \
   X(cuLaunchHostFunc, "cuLaunchHostFunc", 10000)                                            \
   X(cuEventCreate, "cuEventCreate", 2000)                                                   \
@@ -154,13 +163,16 @@
 // clang-format on
 
 extern "C" {
-#define STASIS_SIM_DECLARE(symbol, name, version) stasis::cuda::fn::symbol symbol;
+#define STASIS_SIM_DECLARE(symbol, name, version)          \
+  stasis::cuda::fn::symbol symbol __asm__("sim_" #symbol); \
+  void stasis_sim_entry_##symbol() __asm__(#symbol);
 STASIS_SIM_API(STASIS_SIM_DECLARE)
 #undef STASIS_SIM_DECLARE
-stasis::cuda::fn::cuGetProcAddress_v1 cuGetProcAddress;
+stasis::cuda::fn::cuGetProcAddress_v1 cuGetProcAddress __asm__("sim_cuGetProcAddress");
+void stasis_sim_entry_cuGetProcAddress() __asm__("cuGetProcAddress");
 // Not in the list: programs that ask for it by cuGetProcAddress would use it for more than is
 // simulated.
-stasis::cuda::CUresult cuMemGetHandleForAddressRange(void* handle, stasis::cuda::CUdeviceptr start,
-                                                     std::size_t size, int type,
-                                                     unsigned long long flags);
+stasis::cuda::CUresult cuMemGetHandleForAddressRange(
+    void* handle, stasis::cuda::CUdeviceptr start, std::size_t size, int type,
+    unsigned long long flags) __asm__("sim_cuMemGetHandleForAddressRange");
 }

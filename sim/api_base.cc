@@ -71,9 +71,10 @@ struct Entry {
   void* function;
 };
 
-#define STASIS_SIM_ENTRY(symbol, name, version) {name, version, reinterpret_cast<void*>(&(symbol))},
+#define STASIS_SIM_ENTRY(symbol, name, version) \
+  {name, version, reinterpret_cast<void*>(&stasis_sim_entry_##symbol)},
 const Entry kEntries[] = {STASIS_SIM_API(STASIS_SIM_ENTRY){
-    "cuGetProcAddress", 11030, reinterpret_cast<void*>(&cuGetProcAddress)}};
+    "cuGetProcAddress", 11030, reinterpret_cast<void*>(&stasis_sim_entry_cuGetProcAddress)}};
 #undef STASIS_SIM_ENTRY
 
 // The newest version of a function that a program built for `version` can use.

@@ -6,6 +6,7 @@
 
 #include "sim/api.h"
 #include "sim/driver.h"
+#include "sim/graph.h"
 
 using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
 using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
@@ -37,6 +38,15 @@ bool legal(Driver& driver, const Range& range, std::size_t bytes) {
   return range.side == Side::kHost ? range.at != 0 : driver.memory.accessible(range.at, bytes);
 }
 
+// A copy from or to the host that is captured holds what it names. Is it one that is captured?
+bool note_captured(Driver& driver, const Stream& stream, const Range& to, const Range& from) {
+  std::lock_guard lock(stream.context->mutex);
+  if (!stream.capture) return false;
+  if (to.side == Side::kHost) stream.capture->note_operand(driver.memory, from.at);
+  if (from.side == Side::kHost) stream.capture->note_operand(driver.memory, to.at);
+  return true;
+}
+
 // The stream's order, and for functions without "Async" the caller's too.
 CUresult run(Context& context, Stream& stream, bool wait, std::function<void()> work) {
   const auto mark = context.submit(stream, std::move(work));
@@ -58,8 +68,9 @@ CUresult copy(Range to, Range from, std::size_t bytes, bool async, CUstream hand
     plan.hang = false;
     plan.delay_ns = 0;
     if (auto rc = suffer(plan); rc != CUDA_SUCCESS) return rc;
+    const bool captured = note_captured(driver, *stream, to, from);
     const bool wait = !async || is_pageable(driver, to, bytes);
-    if (!wait && is_pageable(driver, from, bytes)) {
+    if (!wait && !captured && is_pageable(driver, from, bytes)) {
       std::shared_ptr<char[]> staged(new char[bytes]);
       std::memcpy(staged.get(), pointer<char>(from.at), bytes);
       return run(context, *stream, false, [=] {

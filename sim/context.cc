@@ -1,5 +1,7 @@
 #include "sim/context.h"
 
+#include "sim/graph.h"
+
 namespace stasis::sim {
 namespace {
 
@@ -33,6 +35,10 @@ bool CurrentContext::pop(Context*& context) {
 
 Mark Context::submit(Stream& stream, std::function<void()> work) {
   std::lock_guard lock(mutex);
+  if (stream.capture) {
+    stream.capture->nodes.push_back(std::move(work));
+    return {stream.lane, 0};
+  }
   std::vector<Mark> after = std::move(stream.pending);
   stream.pending.clear();
   if (stream.is_default) {

@@ -25,6 +25,7 @@ struct Context {
   unsigned flags = 0;
   bool primary = false;
   std::atomic<bool> destroyed{false};
+  std::atomic<cuda::CUresult> failure{cuda::CUDA_SUCCESS};  // what all calls answer from then on
   std::array<std::atomic<std::size_t>, 3> limits{1024, 8650752, 8388608};  // by CUlimit
 
   // Guards the members below, and the order in which work reaches streams that wait for each other.

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -56,6 +57,7 @@ struct Driver {
   std::set<Event*> events;
   std::set<Module*> modules;
   std::set<Pool*> pools;
+  std::map<const void*, std::shared_ptr<Graph>> graphs;  // and their executables, by handle
 
   std::vector<Fault> faults;  // STASIS_SIM_FAULTS of this process, as of cuInit
   std::array<std::atomic<std::uint64_t>, kOwnCalls> own_calls{};  // how often each was made
@@ -117,6 +119,7 @@ cuda::CUresult with_context(Driver& driver, F&& body) {
   Context* context = CurrentContext::get();
   if (!context) return cuda::CUDA_ERROR_INVALID_CONTEXT;
   if (context->destroyed) return cuda::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (const auto failure = context->failure.load(); failure != cuda::CUDA_SUCCESS) return failure;
   return body(driver, *context);
 }
 

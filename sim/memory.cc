@@ -174,6 +174,36 @@ Allocation& Memory::remember(Allocation allocation) {
   return allocations_[allocation.base] = allocation;
 }
 
+// The first place that is free, as the driver has it: a block that is freed and allocated again
+// gets its address back unless another was faster.
+Address Memory::take_in_area(int index, std::uint64_t size) {
+  for (auto& [base, area] : areas_) {
+    if (area.index != index) continue;
+    Address at = base;
+    for (const auto& [block, length] : area.blocks) {
+      if (block - at >= size) break;
+      at = block + length;
+    }
+    if (base + area.size - at < size) continue;
+    area.blocks[at] = size;
+    return at;
+  }
+  const auto whole = round_up(size, kAreaUnit);
+  const auto base = reserve_range(whole, kAreaUnit, 0);
+  if (base) areas_[base] = {index, whole, {{base, size}}};
+  return base;
+}
+
+void Memory::give_back_in_area(Address at) {
+  const auto area = std::prev(areas_.upper_bound(at));
+  const auto block = area->second.blocks.find(at);
+  clear(at, block->second);
+  area->second.blocks.erase(block);
+  if (!area->second.blocks.empty()) return;
+  ::munmap(pointer(area->first), area->second.size);
+  areas_.erase(area);
+}
+
 CUresult Memory::allocate_in_slab(int index, Allocation& allocation) {
   const auto size = round_up(allocation.size, kAlignment);
   allocation.in_slab = true;
@@ -196,10 +226,10 @@ CUresult Memory::allocate_in_slab(int index, Allocation& allocation) {
   }
   auto slab = std::make_unique<Slab>();
   if (auto rc = new_object(index, kGranule, {}, slab->object); rc != CUDA_SUCCESS) return rc;
-  slab->base = reserve_range(kGranule, kGranule, 0);
+  slab->base = take_in_area(index, kGranule);
   const Placement placement{kGranule, 0, slab->object, PROT_READ | PROT_WRITE, allocation.device};
   if (!slab->base || !place(slab->base, placement)) {
-    if (slab->base) ::munmap(pointer(slab->base), kGranule);
+    if (slab->base) give_back_in_area(slab->base);
     drop_if_unused(slab->object);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -223,10 +253,10 @@ CUresult Memory::allocate(int index, int device, std::uint64_t size, Context* co
   } else {
     const auto whole = round_up(size, kGranule);
     if (auto rc = new_object(index, whole, {}, allocation.object); rc != CUDA_SUCCESS) return rc;
-    allocation.base = reserve_range(whole, kGranule, 0);
+    allocation.base = take_in_area(index, whole);
     const Placement placement{whole, 0, allocation.object, PROT_READ | PROT_WRITE, device};
     if (!allocation.base || !place(allocation.base, placement)) {
-      if (allocation.base) ::munmap(pointer(allocation.base), whole);
+      if (allocation.base) give_back_in_area(allocation.base);
       drop_if_unused(allocation.object);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -266,9 +296,8 @@ void Memory::free_locked(std::map<Address, Allocation>::iterator it) {
     base = (*slab)->base;
     slabs_.erase(slab);
   }
-  const auto placement = placements_.find(base);
-  ::munmap(pointer(base), placement->second.size);
-  placements_.erase(placement);
+  placements_.erase(base);
+  give_back_in_area(base);
   drop_if_unused(a.object);
 }
 

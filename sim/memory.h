@@ -30,6 +30,9 @@ namespace stasis::sim {
 struct Context;
 using Address = cuda::CUdeviceptr;
 inline constexpr std::uint64_t kGranule = std::uint64_t{2} << 20;  // as on real GPUs
+// Of what plain device memory takes its addresses from: an area is a multiple of this, blocks that
+// are smaller share the rest of it, and it is given up with the last of them (580.159.04).
+inline constexpr std::uint64_t kAreaUnit = std::uint64_t{32} << 20;
 
 enum class Kind { kDevice, kManaged, kPinned, kRegistered, kIpc, kMapped };
 
@@ -180,6 +183,11 @@ class Memory {
     std::map<std::uint64_t, std::uint64_t> used;  // offset -> size
   };
 
+  struct Area {
+    int index = 0;  // slot
+    std::uint64_t size = 0;
+    std::map<Address, std::uint64_t> blocks;  // with their sizes
+  };
   struct PoolBlock {
     std::uint64_t size = 0;
     std::uint64_t stream = 0;
@@ -209,6 +217,9 @@ class Memory {
   void save_contexts();
   bool contexts_are_whole() const;
   Address reserve_range(std::uint64_t size, std::uint64_t alignment, Address hint);
+  // Addresses for a block of whole granules, which cannot be touched yet; 0 if there are none.
+  Address take_in_area(int index, std::uint64_t size);
+  void give_back_in_area(Address base);
   std::vector<Address> missing_units(const PoolArea& area, Address at, std::uint64_t size) const;
   bool find_in_pool(const PoolArea& area, std::uint64_t size, std::uint64_t stream,
                     Address& out) const;
@@ -230,6 +241,7 @@ class Memory {
   std::map<Address, std::uint64_t> reservations_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::map<void*, PoolArea> pool_areas_;
+  std::map<Address, Area> areas_;
   int managed_ = 0;
   ManagedAreas managed_areas_;
   std::uint64_t next_id_ = 1;

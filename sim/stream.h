@@ -23,6 +23,7 @@
 namespace stasis::sim {
 
 struct Context;
+struct Graph;
 class Lane;
 
 // A point in a lane: reached when that many of its pieces of work are done.
@@ -81,6 +82,8 @@ struct Stream {
     return ++last;
   }
   std::vector<Mark> pending;  // cuStreamWaitEvent: what the next work has to wait for
+  // While the stream is captured: where its work goes. Guarded by the context's mutex.
+  std::shared_ptr<Graph> capture;
 };
 
 struct Event {

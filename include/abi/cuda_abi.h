@@ -139,9 +139,20 @@ using CUevent = struct CUevent_st*;
 using CUmemoryPool = struct CUmemPoolHandle_st*;
 using CUarray = struct CUarray_st*;
 using CUgraph = struct CUgraph_st*;
+using CUgraphExec = struct CUgraphExec_st*;
 using CUmemGenericAllocationHandle = unsigned long long;
 using CUhostFn = void (*)(void* user_data);
 using CUstreamCallback = void (*)(CUstream stream, CUresult status, void* user_data);
+
+enum CUstreamCaptureMode : unsigned {
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+  CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+enum CUstreamCaptureStatus : unsigned {
+  CU_STREAM_CAPTURE_STATUS_NONE = 0,
+  CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+};
 
 struct CUuuid {
   char bytes[16];
@@ -696,6 +707,14 @@ using cuStreamGetFlags = CUresult(CUstream stream, unsigned int* flags);
 using cuStreamGetPriority = CUresult(CUstream stream, int* priority);
 using cuStreamGetId = CUresult(CUstream stream, unsigned long long* id);
 using cuStreamGetCtx = CUresult(CUstream stream, CUcontext* context);
+using cuStreamBeginCapture_v2 = CUresult(CUstream stream, CUstreamCaptureMode mode);
+using cuStreamEndCapture = CUresult(CUstream stream, CUgraph* graph);
+using cuStreamIsCapturing = CUresult(CUstream stream, CUstreamCaptureStatus* status);
+using cuGraphInstantiateWithFlags = CUresult(CUgraphExec* executable, CUgraph graph,
+                                             unsigned long long flags);
+using cuGraphLaunch = CUresult(CUgraphExec executable, CUstream stream);
+using cuGraphExecDestroy = CUresult(CUgraphExec executable);
+using cuGraphDestroy = CUresult(CUgraph graph);
 using cuStreamAddCallback = CUresult(CUstream stream, CUstreamCallback callback, void* user_data,
                                      unsigned int flags);
 using cuLaunchHostFunc = CUresult(CUstream stream, CUhostFn function, void* user_data);

@@ -95,6 +95,7 @@ void run_pool(Run& run);
 void run_vmm(Run& run);
 void run_sleep(Run& run);
 void run_graph(Run& run);
+void run_graph_host(Run& run);
 void run_contexts(Run& run);
 void run_threads(Run& run);
 void run_churn(Run& run);
