@@ -49,6 +49,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* pointer, std::size_t size, std::size_t
                              CUdeviceptr hint, unsigned long long flags) {
   return passing([&](Driver& driver) -> CUresult {
     if (!pointer || flags) return CUDA_ERROR_INVALID_VALUE;
+    if (auto rc = suffer(driver.next_plan(FaultAction::kReserve)); rc != CUDA_SUCCESS) return rc;
     return driver.memory.reserve(size, alignment, hint, *pointer);
   });
 }

@@ -51,6 +51,8 @@ bool parse_action(std::string_view word, FaultAction& out) {
     out = FaultAction::kModule;
   else if (word == "limit")
     out = FaultAction::kLimit;
+  else if (word == "reserve")
+    out = FaultAction::kReserve;
   else
     return false;
   return true;

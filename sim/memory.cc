@@ -189,7 +189,8 @@ Address Memory::take_in_area(int index, std::uint64_t size) {
     return at;
   }
   const auto whole = round_up(size, kAreaUnit);
-  const auto base = reserve_range(whole, kAreaUnit, 0);
+  const auto last = given_up_.find(whole);
+  const auto base = reserve_range(whole, kAreaUnit, last == given_up_.end() ? 0 : last->second);
   if (base) areas_[base] = {index, whole, {{base, size}}};
   return base;
 }
@@ -201,6 +202,7 @@ void Memory::give_back_in_area(Address at) {
   area->second.blocks.erase(block);
   if (!area->second.blocks.empty()) return;
   ::munmap(pointer(area->first), area->second.size);
+  given_up_[area->second.size] = area->first;
   areas_.erase(area);
 }
 

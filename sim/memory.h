@@ -242,6 +242,7 @@ class Memory {
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::map<void*, PoolArea> pool_areas_;
   std::map<Address, Area> areas_;
+  std::map<std::uint64_t, Address> given_up_;  // by size, where the last area of it was
   int managed_ = 0;
   ManagedAreas managed_areas_;
   std::uint64_t next_id_ = 1;
