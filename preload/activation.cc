@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,9 @@
 
 namespace stasis::preload {
 namespace {
+
+std::atomic<bool> g_attached{false};
+std::atomic<bool> g_waits{false};  // attached, and not to serve yet
 
 void say(const char* text) { (void)!::write(STDERR_FILENO, text, std::strlen(text)); }
 
@@ -54,6 +58,7 @@ bool traced_by_cuda_gdb() {
 }
 
 void say_why(const char* why, const char* end) {
+  if (is_attached()) return;
   say("stasis: a CUDA tool is at work here (");
   say(why);
   say(end);
@@ -94,9 +99,20 @@ bool decide() {
 
 }  // namespace
 
-bool steps_aside() {
+bool steps_aside() { return g_waits.load(std::memory_order_relaxed) || is_to_step_aside(); }
+
+bool is_to_step_aside() {
   static const bool aside = decide();
   return aside;
 }
+
+void set_attached() {
+  g_attached.store(true);
+  g_waits.store(true);
+}
+
+bool is_attached() { return g_attached.load(std::memory_order_relaxed); }
+
+void begin_to_serve() { g_waits.store(false); }
 
 }  // namespace stasis::preload

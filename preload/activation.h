@@ -7,4 +7,16 @@ namespace stasis::preload {
 // which stand where the agent would, and where the agent says so on standard error.
 bool steps_aside();
 
+// The same, of one that may not serve yet.
+bool is_to_step_aside();
+
+// Brought to a program that ran already (attached.h): says nothing, and serves no memory before all
+// that came past its hooks is over. Set once, before any hook is there.
+void set_attached();
+bool is_attached();
+// The driver's pools have what the program has allocated from them before, and stay with it.
+inline bool serves_pools() { return !steps_aside() && !is_attached(); }
+// From here on it serves memory, with the gate closed.
+void begin_to_serve();
+
 }  // namespace stasis::preload

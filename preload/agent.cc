@@ -16,6 +16,7 @@
 
 #include "abi/agent_protocol.h"
 #include "abi/agent_thread.h"
+#include "activation.h"
 #include "copiers.h"
 #include "deepbind_scan.h"
 #include "eviction.h"
@@ -111,6 +112,7 @@ bool make_page() {
   page->version = direct::kAgentVersion;
   page->bytes = sizeof(ControlPage);
   page->pid = ::getpid();
+  page->origin = is_attached() ? direct::AgentOrigin::kHooked : direct::AgentOrigin::kStarted;
   g_page.store(page);
   return true;
 }

@@ -116,7 +116,8 @@ using namespace cuda::fn;  // NOLINT(google-build-using-namespace)
   X(cuMemAllocHost_v2)                       \
   X(cuMemFreeHost)                           \
   X(cuMemcpyHtoD_v2)                         \
-  X(cuMemcpyDtoH_v2)
+  X(cuMemcpyDtoH_v2)                         \
+  X(cuMemcpyDtoD_v2)
 // clang-format on
 
 }  // namespace stasis::preload

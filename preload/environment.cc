@@ -6,6 +6,7 @@
 // STASIS_ENV_FILE is set, which `stasis run` does for jobs. Once, while the process has one thread.
 #include "environment.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -57,7 +58,18 @@ bool concerns(const char* change, const char* variable) {
   return name == length && std::strncmp(change, variable, length) == 0;
 }
 
+// Brought to a program that runs, the library is loaded by a descriptor (attach/inside_code.cc):
+// that program has threads, and its environment is its own.
+bool is_loaded_later() {
+  constexpr char kByDescriptor[] = "/proc/self/task/";
+  Dl_info own{};
+  return ::dladdr(reinterpret_cast<const void*>(&refresh_environment), &own) != 0 &&
+         own.dli_fname != nullptr &&
+         std::strncmp(own.dli_fname, kByDescriptor, sizeof kByDescriptor - 1) == 0;
+}
+
 __attribute__((constructor)) void at_start() {
+  if (is_loaded_later()) return;
   const char* const path = std::getenv("STASIS_ENV_FILE");
   if (path != nullptr && *path != '\0') refresh_environment(path);
 }

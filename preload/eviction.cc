@@ -329,6 +329,7 @@ void forget_tables() {
   all.pitches.clear();
   all.to_free.clear();
   all.capturing.clear();
+  all.graphs.clear();
   all.captures.store(0);
   segments().clear();
 }

@@ -245,6 +245,8 @@ struct Tables {
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
   std::atomic<int> captures{0};  // how many they are, to be read without the lock
+  // What the program has instantiated since the hooks of an agent that came later are in.
+  std::set<void*> graphs;
   // In a forked child: the thread that has the mutex forgets all before it lets go.
   bool to_be_forgotten = false;
 };
@@ -322,6 +324,25 @@ Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
 Outcome map_again(const Mapping& mapping);
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
 void release(const Unneeded& unneeded);
+// Physical memory as that of cuMemAlloc is, of whole units, that can be given to another process.
+struct Served {
+  cuda::CUmemGenericAllocationHandle real = 0;
+  std::size_t size = 0;
+  cuda::CUmemAllocationProp prop{};
+};
+cuda::CUresult make_served(cuda::CUdevice device, std::size_t asked, Served& made);
+// What it is to the program.
+struct ServedBlock {
+  cuda::CUdeviceptr address = 0;
+  std::size_t asked = 0;
+  cuda::CUcontext context = nullptr;
+  cuda::CUdevice device = 0;
+};
+// It is mapped there, with these rights.
+void enter_served(const ServedBlock& block, const Served& made,
+                  const std::vector<cuda::CUmemAccessDesc>& rights);
+// A context that was there before the agent.
+void enter_primary_context(cuda::CUcontext context, cuda::CUdevice device);
 // Whether the agent can serve memory on this device.
 bool can_be_served(cuda::CUdevice device);
 // Gives memory of cuMemAlloc back, which is in no table any more. Waits for nothing.

@@ -150,28 +150,63 @@ void let_go(CUdeviceptr address, const Allocation& allocation) {
 
 bool can_be_served(CUdevice device) { return traits_of(device).usable; }
 
+CUresult make_served(CUdevice device, std::size_t asked, Served& made) {
+  const auto traits = traits_of(device);
+  if (!traits.usable) return CUDA_ERROR_NOT_SUPPORTED;
+  made.size = (asked + traits.granularity - 1) / traits.granularity * traits.granularity;
+  made.prop = {};
+  made.prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  made.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  made.prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  return create(&made.real, made.size, made.prop, traits);
+}
+
+void enter_served(const ServedBlock& block, const Served& made,
+                  const std::vector<CUmemAccessDesc>& rights) {
+  std::vector<CUmemAccessDesc> late;
+  {
+    const TablesLock lock;
+    auto* physical = enter_physical(MemoryOrigin::kServed, made.real, made.size, made.prop, 0);
+    physical->mappings = 1;
+    tables().mappings.insert_or_assign(block.address,
+                                       Mapping{block.address, made.size, 0, physical, {}});
+    for (const auto& right : rights)
+      enter_access(block.address, made.size, right);
+    tables().allocations.insert_or_assign(
+        block.address, Allocation{block.asked, made.size, block.context, physical});
+    tables().contexts.emplace(block.context, block.device);
+    // Peer access that another thread has enabled meanwhile: it did not find this one yet.
+    for (const auto& peer : tables().peers) {
+      const auto known = [&](const CUmemAccessDesc& right) {
+        return right.location.id == peer.device;
+      };
+      if (peer.owner == block.context && std::none_of(rights.begin(), rights.end(), known)) {
+        late.push_back(
+            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+      }
+    }
+  }
+  for (const auto& right : late) {
+    if (driver().cuMemSetAccess(block.address, made.size, &right, 1) != CUDA_SUCCESS) continue;
+    const TablesLock lock;
+    enter_access(block.address, made.size, right);
+  }
+}
+
 namespace {
 
 // Null if it could not be had this way.
 CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
-  const auto traits = traits_of(device);
-  if (!traits.usable) return 0;
   const auto& call = driver();
-  const std::size_t size =
-      (asked + traits.granularity - 1) / traits.granularity * traits.granularity;
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-  CUmemGenericAllocationHandle real = 0;
+  Served made;
+  if (make_served(device, asked, made) != CUDA_SUCCESS) return 0;
   CUdeviceptr address = 0;
-  if (create(&real, size, prop, traits) != CUDA_SUCCESS) return 0;
-  if (call.cuMemAddressReserve(&address, size, 0, 0, 0) != CUDA_SUCCESS) {
-    call.cuMemRelease(real);
+  if (call.cuMemAddressReserve(&address, made.size, 0, 0, 0) != CUDA_SUCCESS) {
+    call.cuMemRelease(made.real);
     return 0;
   }
   std::vector<CUmemAccessDesc> rights;
-  rights.push_back({prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  rights.push_back({made.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   {
     const TablesLock lock;
     context = owner_in(context);
@@ -180,42 +215,18 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
         rights.push_back(
             {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   }
-  bool good = call.cuMemMap(address, size, 0, real, 0) == CUDA_SUCCESS;
-  if (good && call.cuMemSetAccess(address, size, rights.data(), rights.size()) != CUDA_SUCCESS) {
-    call.cuMemUnmap(address, size);
+  bool good = call.cuMemMap(address, made.size, 0, made.real, 0) == CUDA_SUCCESS;
+  if (good &&
+      call.cuMemSetAccess(address, made.size, rights.data(), rights.size()) != CUDA_SUCCESS) {
+    call.cuMemUnmap(address, made.size);
     good = false;
   }
   if (!good) {
-    call.cuMemAddressFree(address, size);
-    call.cuMemRelease(real);
+    call.cuMemAddressFree(address, made.size);
+    call.cuMemRelease(made.real);
     return 0;
   }
-  std::vector<CUmemAccessDesc> late;
-  {
-    const TablesLock lock;
-    auto* physical = enter_physical(MemoryOrigin::kServed, real, size, prop, 0);
-    physical->mappings = 1;
-    tables().mappings.insert_or_assign(address, Mapping{address, size, 0, physical, {}});
-    for (const auto& right : rights)
-      enter_access(address, size, right);
-    tables().allocations.insert_or_assign(address, Allocation{asked, size, context, physical});
-    tables().contexts.emplace(context, device);
-    // Peer access that another thread has enabled meanwhile: it did not find this one yet.
-    for (const auto& peer : tables().peers) {
-      const auto known = [&](const CUmemAccessDesc& right) {
-        return right.location.id == peer.device;
-      };
-      if (peer.owner == context && std::none_of(rights.begin(), rights.end(), known)) {
-        late.push_back(
-            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-      }
-    }
-  }
-  for (const auto& right : late) {
-    if (call.cuMemSetAccess(address, size, &right, 1) != CUDA_SUCCESS) continue;
-    const TablesLock lock;
-    enter_access(address, size, right);
-  }
+  enter_served({address, asked, context, device}, made, rights);
   return address;
 }
 

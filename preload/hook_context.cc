@@ -199,6 +199,10 @@ void at_end_of_thread() {
 
 }  // namespace
 
+void enter_primary_context(CUcontext context, CUdevice device) {
+  (void)enter_primary(context, device, id_of(context));
+}
+
 CUcontext context_of(CUstream stream) {
   CUcontext context = nullptr;
   const auto& call = driver();

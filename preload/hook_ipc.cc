@@ -34,7 +34,8 @@ CUresult no_service() {
 CUresult share_of_driver(CUipcMemHandle* handle, CUdeviceptr pointer) {
   const auto& call = driver();
   const auto result = call.cuIpcGetMemHandle(handle, pointer);
-  if (result != CUDA_SUCCESS || steps_aside()) return result;
+  // A process that the program starts after the agent was brought to it has none.
+  if (result != CUDA_SUCCESS || steps_aside() || is_attached()) return result;
   CUdeviceptr base = pointer;
   std::size_t size = 0;
   CUcontext context = nullptr;

@@ -42,6 +42,8 @@ std::uintptr_t free_area() {
 // Whether this driver can be brought to allocate where it is wanted: tried once in a process, with
 // a piece of an area that nothing ever touches.
 bool can_be_steered() {
+  // Its mmap() is not the agent's where that came later.
+  if (is_attached()) return false;
   enum Answer { kUnknown, kYes, kNo };
   static std::atomic<int> known{kUnknown};
   // Another thread may take the address in between, also one that tries as well; and a failure of

@@ -47,7 +47,7 @@ template <class Call>
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream,
                   bool per_thread, Call ask_driver) {
   const Gate::Pass pass;
-  if (!pointer || bytes == 0 || steps_aside() || is_captured(stream, per_thread))
+  if (!pointer || bytes == 0 || !serves_pools() || is_captured(stream, per_thread))
     return ask_driver();
   const auto name = name_of(stream, per_thread);
   if (!name || !name->can_be_marked) return ask_driver();
@@ -163,7 +163,7 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props) {
   const Gate::Pass pass;
   const auto result = driver().cuMemPoolCreate(pool, props);
-  if (result == CUDA_SUCCESS && !steps_aside()) note_pool(*pool, *props);
+  if (result == CUDA_SUCCESS && serves_pools()) note_pool(*pool, *props);
   return result;
 }
 
@@ -208,7 +208,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* rights, std::size_t count) {
   const Gate::Pass pass;
   const auto result = driver().cuMemPoolSetAccess(pool, rights, count);
-  if (result != CUDA_SUCCESS || steps_aside()) return result;
+  if (result != CUDA_SUCCESS || !serves_pools()) return result;
   return note_pool_access(pool, rights, count);
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "activation.h"
@@ -45,6 +46,34 @@ std::atomic<void*> g_real[kRows];
 
 void load_driver_for_linked_program();
 
+std::atomic<const CallWatch*> g_watch{nullptr};
+
+constexpr bool makes_graph(int row) {
+  return row == k_cuGraphInstantiate || row == k_cuGraphInstantiate_v2 ||
+         row == k_cuGraphInstantiateWithFlags || row == k_cuGraphInstantiateWithParams ||
+         row == k_cuGraphInstantiateWithParams_ptsz;
+}
+constexpr bool launches_graph(int row) {
+  return row == k_cuGraphLaunch || row == k_cuGraphLaunch_ptsz;
+}
+
+// The rare case of a gated call: in a program that the agent was brought to.
+template <int row, class... Arguments>
+[[gnu::noinline]] CUresult call_watched(const CallWatch& watch, void* real,
+                                        Arguments... arguments) {
+  watch.work();
+  [[maybe_unused]] const auto handle = [](auto first, auto...) {
+    if constexpr (std::is_pointer_v<decltype(first)>) return static_cast<void*>(first);
+  };
+  if constexpr (launches_graph(row)) watch.graph_launched(handle(arguments...));
+  const auto result = reinterpret_cast<CUresult (*)(Arguments...)>(real)(arguments...);
+  if constexpr (makes_graph(row)) {
+    auto** executable = static_cast<void**>(handle(arguments...));
+    if (result == cuda::CUDA_SUCCESS && executable) watch.graph_made(*executable);
+  }
+  return result;
+}
+
 // A gated call, of any arguments.
 template <int row, class... Arguments>
 struct Gated {
@@ -56,6 +85,8 @@ struct Gated {
       if (!real) return cuda::CUDA_ERROR_NOT_INITIALIZED;
     }
     const Gate::Pass pass;
+    if (const auto* watch = g_watch.load(std::memory_order_acquire)) [[unlikely]]
+      return call_watched<row>(*watch, real, arguments...);
     return reinterpret_cast<CUresult (*)(Arguments...)>(real)(arguments...);
   }
 };
@@ -90,10 +121,7 @@ struct Own<row, answer> {
   }
 };
 
-struct RowInfo {
-  const char* name;
-  void* wrapper;
-};
+using RowInfo = HookRow;
 
 // clang-format off
 #define STASIS_INFO(name, ...) {#name, reinterpret_cast<void*>(&Gated<k_##name __VA_OPT__(,) __VA_ARGS__>::call)},
@@ -111,7 +139,7 @@ const RowInfo stasis_row_info[kRows] = {
   STASIS_OWN_CALLS(STASIS_INFO_OWN)
 };
 }
-static_assert(sizeof(RowInfo) == 16 && offsetof(RowInfo, wrapper) == 8, "see the stubs");
+static_assert(sizeof(RowInfo) == 16 && offsetof(RowInfo, hook) == 8, "see the stubs");
 // clang-format on
 
 // --- The driver
@@ -138,6 +166,14 @@ bool is_driver(void* library) {
   return ask && ask(&version) != cuda::CUDA_ERROR_STUB_LIBRARY;
 }
 
+template <class Find>
+void find_all(DriverCalls& calls, Find find) {
+#define STASIS_FIND(name) calls.name = reinterpret_cast<fn::name*>(find(#name));
+  STASIS_AGENT_NEEDS(STASIS_FIND)
+  STASIS_OWN_CALLS(STASIS_FIND)
+#undef STASIS_FIND
+}
+
 // `library` is a handle on the driver's library, and stays open. No lock of ours: looking up takes
 // the loader's, and a thread whose library is being loaded comes here with that in its hands. So
 // several may look up the same at the same time; the first is kept.
@@ -145,14 +181,11 @@ void know_driver(void* library) {
   if (g_loaded.load(std::memory_order_acquire)) return;
   auto* symbol = real_dlsym();
   auto* loaded = new Loaded;
-#define STASIS_FIND(name) loaded->calls.name = reinterpret_cast<fn::name*>(symbol(library, #name));
-  STASIS_AGENT_NEEDS(STASIS_FIND)
-  STASIS_OWN_CALLS(STASIS_FIND)
-#undef STASIS_FIND
+  find_all(loaded->calls, [&](const char* name) { return symbol(library, name); });
   for (int row = 0; row < kRows; ++row) {
     void* real = symbol(library, stasis_row_info[row].name);
     g_real[row].store(real, std::memory_order_relaxed);
-    if (real) loaded->known.push_back({real, stasis_row_info[row].wrapper});
+    if (real) loaded->known.push_back({real, stasis_row_info[row].hook});
   }
   std::sort(loaded->known.begin(), loaded->known.end(),
             [](const Known& a, const Known& b) { return a.real < b.real; });
@@ -202,6 +235,25 @@ const DriverCalls& driver() {
   const auto* loaded = g_loaded.load(std::memory_order_acquire);
   return loaded ? loaded->calls : kNone;
 }
+
+std::span<const HookRow> hook_rows() { return stasis_row_info; }
+
+// What the program is given for a name is the driver's entry point, as before: the hook is there.
+void know_driver_behind_hooks(void* library, void* (*real_of)(void* entry)) {
+  auto* symbol = real_dlsym();
+  const auto find = [&](const char* name) {
+    void* entry = symbol(library, name);
+    return entry ? real_of(entry) : nullptr;
+  };
+  auto* loaded = new Loaded;
+  find_all(loaded->calls, find);
+  for (int row = 0; row < kRows; ++row)
+    g_real[row].store(find(stasis_row_info[row].name), std::memory_order_relaxed);
+  g_loaded.store(loaded, std::memory_order_release);
+  ::dlerror();
+}
+
+void watch_calls(const CallWatch* watch) { g_watch.store(watch, std::memory_order_release); }
 
 void* in_place_of(void* real) {
   const auto* loaded = g_loaded.load(std::memory_order_acquire);

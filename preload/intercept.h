@@ -3,6 +3,8 @@
 // with a call is in hooks.h and gate.h; nothing there knows how the call came.
 #pragma once
 
+#include <span>
+
 #include "driver_calls.h"
 #include "hooks.h"
 
@@ -23,6 +25,23 @@ const DriverCalls& driver();
 // memory, and a program whose malloc comes here for the one behind it would go round in a circle.
 using Dlsym = void*(void*, const char*);
 Dlsym* real_dlsym();
+
+// For an agent that was brought to a program that runs (attached.h): the calls of the list, and
+// that the driver of `library` is meant; `real_of` gives what to call for one of its functions,
+// past the hook that will be there. Before any hook is.
+struct HookRow {
+  const char* name;
+  void* hook;
+};
+std::span<const HookRow> hook_rows();
+void know_driver_behind_hooks(void* library, void* (*real_of)(void* entry));
+// From now on these are told of calls that do work, before and after; null: of none.
+struct CallWatch {
+  void (*work)();
+  void (*graph_made)(void* executable);
+  void (*graph_launched)(void* executable);
+};
+void watch_calls(const CallWatch* watch);
 
 // What the program calls instead of `real`, any function of the driver's: `real` itself if the
 // agent does not hook it.

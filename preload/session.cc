@@ -247,6 +247,8 @@ void Session::answer() {
       return lend_piece();
     case AgentCommand::kAttach:
       return arguments_[0] == direct::kOffer ? offer_socket() : take_pieces();
+    case AgentCommand::kAdopt:
+      return adopt();
   }
   refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "unknown command", static_cast<std::uint64_t>(command));
 }

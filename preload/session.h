@@ -94,6 +94,7 @@ class Session {
   void lend_piece();
   void offer_socket();
   void take_pieces();
+  void adopt();
   void close_sockets();
   void undo();
 

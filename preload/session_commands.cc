@@ -9,6 +9,7 @@
 
 #include "abi/descriptor_message.h"
 #include "abi/fd_table.h"
+#include "attached.h"
 #include "copiers.h"
 #include "deadline.h"
 #include "deepbind_scan.h"
@@ -305,6 +306,19 @@ void Session::take_pieces() {
     outcome = attach(id, fd);
   close_sockets();
   page_.detached_count = detached_count();
+  report(outcome);
+}
+
+// One that is told twice has nothing more to find: what it could not have is the driver's.
+void Session::adopt() {
+  if (!expect(AgentState::kClosed)) return;
+  if (page_.origin == direct::AgentOrigin::kStarted)
+    return refuse(cuda::CUDA_ERROR_ILLEGAL_STATE, "started with the program, it serves",
+                  "all of its memory");
+  if (page_.origin == direct::AgentOrigin::kAttached) return done();
+  if (arguments_[0] == direct::kLook) return report(look_for_memory());
+  const auto outcome = adopt_memory();
+  if (outcome.ok()) page_.origin = direct::AgentOrigin::kAttached;
   report(outcome);
 }
 

@@ -86,6 +86,18 @@ enum class AgentCommand : std::uint32_t {
   // where they were.
   kAttach = 16,
   kRetake = 17,  // takes the host's and managed memory again
+  // kClosed, of an agent that came later, when the driver has waited for all calls that came past
+  // its hooks. `arguments[0]` kLook: finds out what memory there is. kExchange: exchanges what it
+  // can for memory of its own at the same addresses, and serves memory from then on; the peer keeps
+  // the program's threads still meanwhile.
+  kAdopt = 18,
+};
+
+// Where an agent comes from.
+enum class AgentOrigin : std::uint32_t {
+  kStarted = 0,  // it was loaded with the program (`stasis run`)
+  kHooked = 1,   // it came later, and all memory is the driver's until it is told to adopt
+  kAttached = 2,
 };
 
 // The peer will ask to close again soon. An agent that does not know this argument makes another
@@ -108,6 +120,9 @@ inline constexpr std::uint64_t kManagedArea = std::uint64_t{32} << 20;
 
 inline constexpr std::uint64_t kOffer = 0;
 inline constexpr std::uint64_t kTake = 1;
+
+inline constexpr std::uint64_t kLook = 0;
+inline constexpr std::uint64_t kExchange = 1;
 
 // What a piece is known by in all processes that share it: a random number of the process that has
 // made it, and the piece's number there.
@@ -147,7 +162,7 @@ struct ControlPage {
   // Of so many MiB of device memory a tool has seen that less than half is zeros: it is not worth
   // it to look again before there is much more. 0: not known. Written by tools.
   std::atomic<std::uint32_t> few_zeros;
-  std::uint32_t unused_too;
+  AgentOrigin origin;
 
   // The answer. `cu_result` 0: done. Otherwise `message` says what could not be done.
   std::uint32_t cu_result;

@@ -80,6 +80,9 @@ SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
 SteeredMapping::~SteeredMapping() = default;
 std::string library_past_gate() { return {}; }
 std::uint64_t deep_loads() { return 0; }
+// In place of adopt.cc: this agent was there from the beginning.
+Outcome look_for_memory() { return {CUDA_ERROR_NOT_SUPPORTED, "look_for_memory"}; }
+Outcome adopt_memory() { return {CUDA_ERROR_NOT_SUPPORTED, "adopt_memory"}; }
 void lock_looking_for_fork() {}
 void unlock_looking_after_fork() {}
 

@@ -1,0 +1,391 @@
+// How an agent that came later finds the program's device memory and takes what it can: a block of
+// the driver's is copied on the GPU into memory that the agent can give up, freed, and that memory
+// is mapped where it was.
+//
+// A block whose area of addresses has others in it (kDriverArea) keeps its addresses in the
+// driver's hands when it is freed, so it is left alone. If an address cannot be had all the same,
+// the block goes back to the driver there, with its content (H100, 580.159.04: 161 of PyTorch's 162
+// segments were taken, and one went back).
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "activation.h"
+#include "attached.h"
+#include "eviction_internal.h"
+#include "intercept.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+using attach::AttachLeft;
+
+// The unit in which the driver maps device memory; in the areas of a block, at most so far apart as
+// small blocks may lie. 292,000 questions take 0.03 s (H200, 580).
+constexpr std::size_t kStep = std::size_t{2} << 20;
+constexpr std::size_t kDenseStep = 4096;
+constexpr std::uint64_t kMostQuestions = std::uint64_t{4} << 20;
+// How often the driver is asked for a block until it gives that address.
+constexpr int kMostTries = 256;
+
+struct Piece {
+  CUdeviceptr start = 0;
+  std::size_t size = 0;
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  bool is_plain = false;  // of cuMemAlloc, this process's own
+  bool has_sync_memops = false;
+};
+
+std::vector<Piece>& pieces() {
+  static auto* found = new std::vector<Piece>;
+  return *found;
+}
+
+Outcome failed(CUresult result, const char* what) { return {result, what}; }
+
+bool ask(CUdeviceptr at, Piece& piece) {
+  CUpointer_attribute numbers[] = {
+      CU_POINTER_ATTRIBUTE_CONTEXT,          CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+      CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+      CU_POINTER_ATTRIBUTE_IS_MANAGED,       CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,   CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+      CU_POINTER_ATTRIBUTE_SYNC_MEMOPS};
+  std::uint64_t values[std::size(numbers)] = {};
+  void* places[std::size(numbers)];
+  for (std::size_t i = 0; i < std::size(numbers); ++i)
+    places[i] = &values[i];
+  if (driver().cuPointerGetAttributes(std::size(numbers), numbers, places, at) != CUDA_SUCCESS)
+    return false;
+  piece.start = values[2];
+  piece.size = values[3];
+  if (piece.size == 0 || piece.start > at || at - piece.start >= piece.size) return false;
+  piece.context = reinterpret_cast<CUcontext>(values[0]);
+  piece.device = static_cast<int>(static_cast<std::uint32_t>(values[6]));
+  piece.has_sync_memops = static_cast<std::uint32_t>(values[8]) != 0;
+  piece.is_plain = values[1] == CU_MEMORYTYPE_DEVICE && values[4] == 0 && values[5] == 0 &&
+                   (values[7] & 0xff) != 0;
+  return true;
+}
+
+struct Range {
+  CUdeviceptr start = 0;
+  CUdeviceptr end = 0;
+};
+
+// Where device memory may lie: the driver keeps its addresses by memory that cannot be touched; the
+// simulated one maps its GPU's files there.
+std::vector<Range> ranges_to_ask(bool simulated) {
+  std::vector<Range> ranges;
+  FILE* maps = std::fopen("/proc/self/maps", "re");
+  if (!maps) return ranges;
+  char line[4096];
+  while (std::fgets(line, sizeof line, maps)) {
+    std::uint64_t start = 0;
+    std::uint64_t end = 0;
+    std::uint64_t inode = 0;
+    char rights[8] = "";
+    if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s %*s %*s %" SCNu64, &start, &end, rights,
+                    &inode) != 4)
+      continue;
+    const bool reserved = inode == 0 && std::strcmp(rights, "---p") == 0;
+    if (!reserved && !(simulated && inode != 0 && rights[3] == 's')) continue;
+    start = (start + kStep - 1) / kStep * kStep;
+    if (start >= end) continue;
+    if (!ranges.empty() && ranges.back().end == start)
+      ranges.back().end = end;
+    else
+      ranges.push_back({start, end});
+  }
+  std::fclose(maps);
+  return ranges;
+}
+
+void walk(bool simulated) {
+  auto& found = pieces();
+  found.clear();
+  std::uint64_t questions = 0;
+  for (const Range& range : ranges_to_ask(simulated)) {
+    for (CUdeviceptr at = range.start; at < range.end && questions < kMostQuestions; ++questions) {
+      Piece piece;
+      const bool there = ask(at, piece);
+      if (there) found.push_back(piece);
+      const auto next = (at / kStep + 1) * kStep;
+      const auto behind = there ? (piece.start + piece.size + kStep - 1) / kStep * kStep : next;
+      at = std::max(next, behind);
+    }
+  }
+}
+
+// Whether nothing else lies in its areas.
+bool is_alone(std::size_t index, std::uint64_t& questions) {
+  const auto& all = pieces();
+  const Piece& piece = all[index];
+  const auto from = piece.start / kDriverArea * kDriverArea;
+  const auto to = (piece.start + piece.size + kDriverArea - 1) / kDriverArea * kDriverArea;
+  if (index > 0 && all[index - 1].start + all[index - 1].size > from) return false;
+  if (index + 1 < all.size() && all[index + 1].start < to) return false;
+  const auto is_empty = [&](CUdeviceptr start, CUdeviceptr end) {
+    for (auto at = start; at < end; at += kDenseStep) {
+      Piece other;
+      if (++questions > kMostQuestions || ask(at, other)) return false;
+    }
+    return true;
+  };
+  const auto end = (piece.start + piece.size + kDenseStep - 1) / kDenseStep * kDenseStep;
+  return is_empty(from, piece.start) && is_empty(end, to);
+}
+
+// The driver tells of contexts that others have enabled only by refusing to do so again.
+void find_peers(const std::vector<CUcontext>& contexts) {
+  for (auto* accessor : contexts) {
+    const CurrentContext current(accessor);
+    CUdevice device = 0;
+    CUcontext now = nullptr;
+    if (driver().cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != accessor ||
+        driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
+      continue;
+    for (auto* owner : contexts) {
+      if (owner == accessor) continue;
+      {
+        const TablesLock lock;
+        const auto known = std::any_of(
+            tables().peers.begin(), tables().peers.end(),
+            [&](const Peer& peer) { return peer.owner == owner && peer.accessor == accessor; });
+        const auto at = tables().contexts.find(owner);
+        if (known || at == tables().contexts.end() || at->second == device) continue;
+      }
+      const auto result = driver().cuCtxEnablePeerAccess(owner, 0);
+      if (result == CUDA_SUCCESS) (void)driver().cuCtxDisablePeerAccess(owner);
+      if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) continue;
+      const TablesLock lock;
+      tables().peers.push_back({owner, accessor, device});
+    }
+  }
+}
+
+void find_primaries() {
+  int count = 0;
+  if (driver().cuDeviceGetCount(&count) != CUDA_SUCCESS) return;
+  for (CUdevice device = 0; device < count; ++device) {
+    unsigned flags = 0;
+    int active = 0;
+    CUcontext context = nullptr;
+    const auto& call = driver();
+    if (call.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active ||
+        call.cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
+      continue;
+    call.cuDevicePrimaryCtxRelease_v2(device);
+    enter_primary_context(context, device);
+  }
+}
+
+// Mapped for a moment, at an address of its own.
+class Elsewhere {
+ public:
+  Elsewhere(CUmemGenericAllocationHandle real, std::size_t size, const CUmemAccessDesc& right)
+      : size_(size) {
+    const auto& call = driver();
+    if (call.cuMemAddressReserve(&address_, size, 0, 0, 0) != CUDA_SUCCESS) {
+      address_ = 0;
+      return;
+    }
+    mapped_ = call.cuMemMap(address_, size, 0, real, 0) == CUDA_SUCCESS;
+    good_ = mapped_ && call.cuMemSetAccess(address_, size, &right, 1) == CUDA_SUCCESS;
+  }
+  ~Elsewhere() {
+    if (mapped_) driver().cuMemUnmap(address_, size_);
+    if (address_) driver().cuMemAddressFree(address_, size_);
+  }
+  Elsewhere(const Elsewhere&) = delete;
+  Elsewhere& operator=(const Elsewhere&) = delete;
+  bool good() const { return good_; }
+  CUdeviceptr address() const { return address_; }
+
+ private:
+  CUdeviceptr address_ = 0;
+  std::size_t size_;
+  bool mapped_ = false;
+  bool good_ = false;
+};
+
+bool copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  return driver().cuMemcpyDtoD_v2(to, from, bytes) == CUDA_SUCCESS &&
+         driver().cuCtxSynchronize() == CUDA_SUCCESS;
+}
+
+// The driver's block again where it was: it gives the first place that is free, so what comes
+// elsewhere is held until the right one has come.
+bool take_back(const Piece& piece) {
+  std::vector<CUdeviceptr> others;
+  bool back = false;
+  for (int i = 0; i < kMostTries && !back; ++i) {
+    CUdeviceptr got = 0;
+    if (driver().cuMemAlloc_v2(&got, piece.size) != CUDA_SUCCESS) break;
+    back = got == piece.start;
+    if (!back) others.push_back(got);
+  }
+  for (const auto other : others)
+    driver().cuMemFree_v2(other);
+  return back;
+}
+
+// All rights that cuMemAlloc would have given.
+std::vector<CUmemAccessDesc> rights_of(const Piece& piece) {
+  std::vector<CUmemAccessDesc> rights{
+      {{CU_MEM_LOCATION_TYPE_DEVICE, piece.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+  const TablesLock lock;
+  for (const auto& peer : tables().peers)
+    if (peer.owner == owner_in(piece.context))
+      rights.push_back(
+          {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  return rights;
+}
+
+enum class Exchanged { kDone, kNoRoom, kAddress, kFailed, kLost };
+
+// Before the free nothing has changed; behind it, the block is one or the other's, or lost.
+Exchanged exchange(const Piece& piece) {
+  const auto& call = driver();
+  const CurrentContext current(piece.context);
+  CUcontext now = nullptr;
+  if (call.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != piece.context) return Exchanged::kFailed;
+  // Since it was found, the block may have been freed by a call that was under way then.
+  Piece again;
+  if (!ask(piece.start, again) || again.start != piece.start || again.size != piece.size ||
+      !again.is_plain)
+    return Exchanged::kFailed;
+  Served made;
+  const auto created = make_served(piece.device, piece.size, made);
+  if (created == CUDA_ERROR_OUT_OF_MEMORY) return Exchanged::kNoRoom;
+  if (created != CUDA_SUCCESS) return Exchanged::kFailed;
+  const auto rights = rights_of(piece);
+  {
+    const Elsewhere beside(made.real, made.size, rights.front());
+    if (!beside.good() || !copy(beside.address(), piece.start, piece.size) ||
+        call.cuMemFree_v2(piece.start) != CUDA_SUCCESS) {
+      call.cuMemRelease(made.real);
+      return Exchanged::kFailed;
+    }
+  }
+  CUdeviceptr address = 0;
+  bool good = call.cuMemAddressReserve(&address, made.size, 0, piece.start, 0) == CUDA_SUCCESS;
+  if (good && address != piece.start) {
+    call.cuMemAddressFree(address, made.size);
+    good = false;
+  }
+  if (good && call.cuMemMap(address, made.size, 0, made.real, 0) != CUDA_SUCCESS) {
+    call.cuMemAddressFree(address, made.size);
+    good = false;
+  } else if (good && call.cuMemSetAccess(address, made.size, rights.data(), rights.size()) !=
+                         CUDA_SUCCESS) {
+    call.cuMemUnmap(address, made.size);
+    call.cuMemAddressFree(address, made.size);
+    good = false;
+  }
+  if (good) {
+    enter_served({piece.start, piece.size, piece.context, piece.device}, made, rights);
+    return Exchanged::kDone;
+  }
+  bool back = take_back(piece);
+  if (back) {
+    const Elsewhere beside(made.real, made.size, rights.front());
+    back = beside.good() && copy(piece.start, beside.address(), piece.size);
+  }
+  call.cuMemRelease(made.real);
+  return back ? Exchanged::kAddress : Exchanged::kLost;
+}
+
+void count_left(AttachLeft why, std::size_t bytes) {
+  auto& state = attach_state();
+  ++state.left_count[why];
+  state.left_bytes[why] += bytes;
+}
+
+// What is left for certain, before any block is touched; the rest stays in the list.
+void choose() {
+  std::uint64_t questions = 0;
+  std::vector<Piece> chosen;
+  for (std::size_t i = 0; i < pieces().size(); ++i) {
+    const Piece& piece = pieces()[i];
+    // MPI libraries and GPUDirect have said something of that block to the driver.
+    if (!piece.is_plain || !piece.context || piece.has_sync_memops || !can_be_served(piece.device))
+      count_left(attach::kLeftOther, piece.size);
+    else if (piece.size < kLeastAdopted)
+      count_left(attach::kLeftSmall, piece.size);
+    else if (piece.start % kStep != 0 || !is_alone(i, questions))
+      count_left(attach::kLeftShared, piece.size);
+    else
+      chosen.push_back(piece);
+  }
+  pieces().swap(chosen);
+}
+
+}  // namespace
+
+Outcome look_for_memory() {
+  auto& state = attach_state();
+  state.converted_count = 0;
+  state.converted_bytes = state.lost_bytes = 0;
+  std::fill(std::begin(state.left_count), std::end(state.left_count), 0);
+  std::fill(std::begin(state.left_bytes), std::end(state.left_bytes), 0);
+  find_primaries();
+  walk(is_simulated());
+  {
+    const TablesLock lock;
+    for (const Piece& piece : pieces())
+      if (piece.context && piece.is_plain)
+        tables().contexts.emplace(owner_in(piece.context), piece.device);
+  }
+  find_peers(known_contexts());
+  choose();
+  // By now, so that nothing of the program's heap is needed while its threads are still.
+  return {};
+}
+
+Outcome adopt_memory() {
+  auto& state = attach_state();
+  Outcome outcome;
+  for (const Piece& piece : pieces()) {
+    if (!outcome.ok()) {
+      count_left(attach::kLeftFailed, piece.size);
+      continue;
+    }
+    switch (exchange(piece)) {
+      case Exchanged::kDone:
+        ++state.converted_count;
+        state.converted_bytes += piece.size;
+        break;
+      case Exchanged::kNoRoom:
+        count_left(attach::kLeftNoRoom, piece.size);
+        break;
+      case Exchanged::kAddress:
+        count_left(attach::kLeftAddress, piece.size);
+        break;
+      case Exchanged::kFailed:
+        count_left(attach::kLeftFailed, piece.size);
+        break;
+      case Exchanged::kLost:
+        state.lost_bytes += piece.size;
+        outcome = failed(CUDA_ERROR_MAP_FAILED,
+                         "memory of the program's has lost its address: neither the agent nor the "
+                         "driver gets it again");
+    }
+  }
+  pieces().clear();
+  // Memory of the agent's is in the tables even if the last block failed: it serves from here on.
+  begin_to_serve();
+  watch_contexts_alone();
+  return outcome;
+}
+
+}  // namespace stasis::preload
