@@ -24,6 +24,11 @@ _stasis() {
     run:--refresh-env) :; return ;;
     run:--ring) :; return ;;
     run:--trace) :; return ;;
+    attach:-t|attach:--timeout) :; return ;;
+    attach:--watch) :; return ;;
+    attach:--driver-timeout) :; return ;;
+    attach:--trace) :; return ;;
+    attach:--ring) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
     ps:--format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$word"); return ;;
     ps:--columns) :; return ;;
@@ -95,8 +100,9 @@ _stasis() {
     report:--trace) :; return ;;
   esac
   case $verb in
-    '') words='run ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet' ;;
+    '') words='run attach ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet' ;;
     run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace' ;;
+    attach) words='-h --help -t --timeout --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet' ;;
     suspend) words='-h --help -t --timeout --path --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
@@ -114,7 +120,7 @@ _stasis() {
   esac
   if [[ $word != -* ]]; then
     case $verb in
-      suspend|resume|dump|recover|doctor)
+      attach|suspend|resume|dump|recover|doctor)
         mapfile -t COMPREPLY < <(compgen -W "$(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print $1 }')" -- "$word")
         return
         ;;

@@ -20,6 +20,7 @@ enum class InsideJob : std::uint32_t {
   kNothing = 0,  // proves that a thread can be made
   kSurvey = 1,   // asks the driver what lies where
   kLoad = 2,     // loads a library and calls a function of it
+  kCall = 3,     // calls a function of a library that is there
 };
 
 // How cuPointerGetAttributes answers, by the number of the attribute.
@@ -97,7 +98,7 @@ struct InsideBlock {
   std::int32_t result;     // the function's
   std::uint64_t argument;  // handed to it
   std::uint64_t handle;    // 0: it was not loaded
-  std::uint64_t function;  // 0: it is not there
+  std::uint64_t function;  // 0: it is not there; of kCall, where it is
   char name[64];           // of the function
   char path[64];           // by which it is loaded; none is loaded twice by the same
   char error[256];         // the loader's words

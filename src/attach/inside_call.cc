@@ -269,6 +269,7 @@ class InsideCall {
     block.dlsym = library.dlsym();
     block.dlerror = library.dlerror();
     block.argument = work_.argument;
+    block.function = work_.address;
     const std::uint32_t none = 0;
     STASIS_TRY(inside_.space_.write(lot_.data + lot_.layout.thread + library.tid_offset(), &none,
                                     sizeof none));
@@ -432,6 +433,15 @@ Result<int> load_inside(const Inside& inside, const UniqueFd& file, const std::s
   return fail(ErrorCode::kNotSupported,
               fmt::format("process {} cannot load {}: {}", inside.space().pid().value, name,
                           printable(words)));
+}
+
+Result<int> call_function_inside(const Inside& inside, std::uint64_t address,
+                                 std::uint64_t argument, std::chrono::milliseconds timeout) {
+  InsideWork work{InsideJob::kCall};
+  work.address = address;
+  work.argument = argument;
+  STASIS_TRY_ASSIGN(const auto answer, call_inside(inside, work, timeout));
+  return answer.block.result;
 }
 
 Result<InsideAnswer> call_inside(const Inside& inside, const InsideWork& work,

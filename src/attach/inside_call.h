@@ -62,6 +62,8 @@ struct InsideWork {
   std::string library_name = {};  // by which it is seen in the target's mappings
   std::string function = {};
   std::uint64_t argument = 0;
+  // Of one that is there: where the function lies.
+  std::uint64_t address = 0;
 };
 
 struct InsideAnswer {
@@ -78,6 +80,10 @@ struct InsideAnswer {
 Result<int> load_inside(const Inside& inside, const UniqueFd& file, const std::string& name,
                         const std::string& function, std::uint64_t argument,
                         std::chrono::milliseconds timeout);
+
+// The same of a function that lies at `address` already.
+Result<int> call_function_inside(const Inside& inside, std::uint64_t address,
+                                 std::uint64_t argument, std::chrono::milliseconds timeout);
 
 // kTimeout: a thread of ours is still inside, and its memory stays. On every other error it is
 // gone, or was never made. kNotSupported: the target refuses what is needed.

@@ -218,6 +218,11 @@ INSIDE void load(InsideBlock* block) {
   block->result = reinterpret_cast<Function>(function)(block->argument);
 }
 
+INSIDE void call_function(InsideBlock* block) {
+  using Function = int (*)(std::uint64_t);
+  block->result = reinterpret_cast<Function>(block->function)(block->argument);
+}
+
 INSIDE void* second(void* argument) {
   auto* block = static_cast<InsideBlock*>(argument);
   volatile std::uint64_t name[2];
@@ -233,6 +238,7 @@ INSIDE void* second(void* argument) {
   }
   if (block->job == static_cast<std::uint32_t>(InsideJob::kSurvey)) survey(block);
   if (block->job == static_cast<std::uint32_t>(InsideJob::kLoad)) load(block);
+  if (block->job == static_cast<std::uint32_t>(InsideJob::kCall)) call_function(block);
   set(block->state, is_cancelled(block) ? InsideState::kCancelled : InsideState::kDone);
   return nullptr;
 }

@@ -202,23 +202,12 @@ int run(int argc, char** argv, const Inherited& inherited) {
     command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
     command.add_flag("-q,--quiet", quiet, "no progress and no notes");
   };
-  const std::array verbs = {add_run(app),
-                            add_ps(app),
-                            add_suspend(app),
-                            add_resume(app),
-                            add_swap(app),
-                            add_dump(app),
-                            add_restore(app),
-                            add_recover(app),
-                            add_doctor(app),
-                            add_explain(app),
-                            add_inspect(app),
-                            add_verify(app),
-                            add_logs(app),
-                            add_report(app),
-                            add_config(app),
-                            add_attend(app),
-                            add_list_fault_points(app),
+  const std::array verbs = {add_run(app),     add_attach(app),  add_ps(app),
+                            add_suspend(app), add_resume(app),  add_swap(app),
+                            add_dump(app),    add_restore(app), add_recover(app),
+                            add_doctor(app),  add_explain(app), add_inspect(app),
+                            add_verify(app),  add_logs(app),    add_report(app),
+                            add_config(app),  add_attend(app),  add_list_fault_points(app),
                             add_describe(app)};
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {

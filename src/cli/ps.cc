@@ -116,6 +116,7 @@ std::string why_silent(const proc::ProcFs& procfs, Pid pid) {
 // By which its GPU memory goes: where it has an agent that takes memory out, if the process runs;
 // where it went, if the process is suspended.
 std::string path_of(const std::optional<direct::ProbedAgent>& agent, const std::string& state) {
+  if (agent && agent->origin == direct::AgentOrigin::kHooked) return "driver";
   const bool direct = agent && ((state != "checkpointed" && agent->of_our_version) ||
                                 direct::is_away(agent->state));
   return direct ? "direct" : "driver";

@@ -16,7 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
-#include "base/own_files.h"
+#include "cli/agent_library.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
 #include "job/exec_failure.h"
@@ -26,21 +26,6 @@
 namespace stasis::cli {
 
 namespace {
-
-constexpr const char* kLibrary = "libstasis-preload.so";
-
-// Beside this program, as the build and the packages lay it out: bin/stasis, lib/stasis/.
-Result<std::string> find_agent() {
-  if (const char* named = std::getenv("STASIS_PRELOAD"); named && *named) {
-    if (::access(named, R_OK) == 0) return std::string(named);
-    return fail(ErrorCode::kIo, fmt::format("STASIS_PRELOAD names {}, which cannot be read", named),
-                "let it name the file libstasis-preload.so, or unset it");
-  }
-  std::string library = own_file(kLibrary);
-  if (::access(library.c_str(), R_OK) == 0) return library;
-  return fail(ErrorCode::kIo, fmt::format("{} is not at {}", kLibrary, library),
-              "install Stasis whole, or let STASIS_PRELOAD name the file");
-}
 
 // As execvp() finds it; empty if it does not.
 std::string find_program(const std::string& name) {
@@ -137,7 +122,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   words = std::move(context.command);
   if (words.empty())
     return fail(ErrorCode::kUsage, "COMMAND is required", "see `stasis run --help`");
-  STASIS_TRY_ASSIGN(auto library, find_agent());
+  STASIS_TRY_ASSIGN(auto library, find_agent_library());
   // The linker takes blanks and colons for separators.
   if (library.find_first_of(" :") != std::string::npos) {
     return fail(

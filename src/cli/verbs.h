@@ -76,6 +76,7 @@ Verb add_run(CLI::App& app);
 // Takes COMMAND and its arguments out of the words of a `stasis run`, before they are parsed, and
 // leaves one in their place: CLI11 would make two words of "[1,2]", and none of "[]".
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words);
+Verb add_attach(CLI::App& app);
 Verb add_ps(CLI::App& app);
 Verb add_suspend(CLI::App& app);
 Verb add_resume(CLI::App& app);

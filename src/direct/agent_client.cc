@@ -75,6 +75,8 @@ const char* agent_command_name(AgentCommand command) {
       return "lend its memory to another process";
     case AgentCommand::kAttach:
       return "take other processes' memory again";
+    case AgentCommand::kAdopt:
+      return "adopt its device memory";
   }
   return "do an unknown thing";
 }

@@ -65,6 +65,8 @@ struct ProbedAgent {
   std::uint64_t managed_areas = 0;
   // A tool is at work on it.
   bool has_peer = false;
+  // Where it comes from; of another version's, with the program.
+  AgentOrigin origin = AgentOrigin::kStarted;
 
   // Its memory is away, and no tool is at work on it: if the driver lets it run, it stands still.
   bool waits() const;

@@ -154,8 +154,9 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
     if (got < static_cast<ssize_t>(kOfAllVersions)) continue;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details.ns_pid))
-      return std::optional(Seen{
-          std::move(*file), {page.state.load(), {}, false, true, false, false, false, 0, false}});
+      return std::optional(
+          Seen{std::move(*file),
+               {page.state.load(), {}, false, true, false, false, false, 0, false, {}}});
     if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
     const ProbedAgent agent{state,
@@ -166,7 +167,8 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
                             page.share_count != 0,
                             is_away(state) && page.detached_count != 0,
                             page.managed_areas,
-                            false};
+                            false,
+                            page.origin};
     return std::optional(Seen{std::move(*file), agent});
   }
   return std::optional<Seen>();

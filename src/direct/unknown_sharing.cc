@@ -60,7 +60,8 @@ Obstacle unknown(Pid pid, std::string what) {
 // that is loaded and says nothing knows of none.
 bool has_agent(Pid pid) {
   const auto agent = direct::AgentClient::probe(pid);
-  if (agent && agent->has_value()) return true;
+  // One that came later does not know what the program had imported before.
+  if (agent && agent->has_value()) return (*agent)->origin == direct::AgentOrigin::kStarted;
   const proc::ProcFs procfs;
   const auto loaded = procfs.maps_file(pid, "libstasis-preload.so");
   const auto variables = procfs.environment(pid);

@@ -86,6 +86,40 @@ struct ResumeOptions {
 // touches any if the GPUs have not enough free memory.
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options);
 
+struct AttachOptions {
+  std::shared_ptr<const UniqueFd> library;   // the agent's file, open
+  std::chrono::milliseconds timeout{10000};  // for the lock
+  // How long the programs are watched for graphs that were instantiated before.
+  std::chrono::milliseconds watch{500};
+  // The user says that none of them has a copy from or to the host in it: they are not watched.
+  bool graphs_are_safe = false;
+  bool ignore_obstacles = false;  // as with suspend
+};
+
+// What an agent did with the memory of its process.
+struct AttachedProcess {
+  struct Left {
+    std::string why;  // "small", "shared-area", ...
+    std::uint32_t count = 0;
+    std::uint64_t bytes = 0;
+  };
+  Pid pid;
+  std::string comm;
+  bool was_so = false;  // it had an agent already
+  std::uint32_t converted_count = 0;
+  std::uint64_t converted_bytes = 0;
+  std::vector<Left> left;  // with the driver
+};
+
+struct AttachReport : Report {
+  std::vector<AttachedProcess> attached;
+};
+
+// Brings the agent to every CUDA process of the tree that runs without one, and what device memory
+// can be had to the agent, at the same addresses (docs/adr/0053-attach.md). On an error every
+// program runs on, and all memory is where it was; agents that are in already stay, and do nothing.
+Result<AttachReport> attach_agents(const Environment& env, Pid root, const AttachOptions& options);
+
 // How a tree stands, as far as its CUDA processes go.
 struct TreeStatus {
   std::size_t running = 0;

@@ -74,6 +74,24 @@ json to_json(const Report& report) {
   return out;
 }
 
+json to_json(const AttachReport& report) {
+  json out = to_json(static_cast<const Report&>(report));
+  json attached = json::array();
+  for (const AttachedProcess& one : report.attached) {
+    json left = json::array();
+    for (const AttachedProcess::Left& part : one.left)
+      left.push_back({{"why", part.why}, {"count", part.count}, {"bytes", part.bytes}});
+    attached.push_back({{"pid", one.pid.value},
+                        {"command", one.comm},
+                        {"was_so", one.was_so},
+                        {"converted_count", one.converted_count},
+                        {"converted_bytes", one.converted_bytes},
+                        {"left", left}});
+  }
+  out["attached"] = attached;
+  return out;
+}
+
 json to_json(const DumpReport& report) {
   json out = to_json(static_cast<const Report&>(report));
   out["images_dir"] = report.images_dir;

@@ -15,6 +15,7 @@ namespace stasis {
 
 nlohmann::json to_json(const ProcessReport& process);
 nlohmann::json to_json(const Report& report);
+nlohmann::json to_json(const AttachReport& report);
 nlohmann::json to_json(const DumpReport& report);
 nlohmann::json to_json(const RestoreReport& report);
 nlohmann::json to_json(const ImageReport& report);

@@ -4,6 +4,9 @@
 //   load N      N threads that all the time allocate, load and unload a library, make threads,
 //   fork,
 //               and call the driver (CUDA from libcuda.so.1, if there is one)
+//   blocks N    N threads that call the driver all the time, on a block of memory that they share
+//   and
+//               on others; with addresses of its calls from both ways to have them
 //   idle        two threads that wait
 //   alone       one thread
 //   filter      like idle, under a seccomp filter that allows everything
@@ -34,6 +37,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -65,6 +69,7 @@ struct Cuda {
   Result (*fill)(unsigned long long, unsigned, std::size_t) = nullptr;
   Result (*copy_out)(void*, unsigned long long, std::size_t) = nullptr;
   Result (*attribute)(void*, unsigned, unsigned long long) = nullptr;
+  Result (*synchronize)() = nullptr;
   void* context = nullptr;
 
   bool load() {
@@ -81,6 +86,13 @@ struct Cuda {
     find(fill, "cuMemsetD32_v2");
     find(copy_out, "cuMemcpyDtoH_v2");
     find(attribute, "cuPointerGetAttribute");
+    Result (*look_up)(const char*, void**, int, std::uint64_t, void*) = nullptr;
+    find(look_up, "cuGetProcAddress_v2");
+    constexpr int kVersion = 12000;
+    if (look_up("cuCtxSynchronize", reinterpret_cast<void**>(&synchronize), kVersion, 0, nullptr) !=
+            0 ||
+        look_up("cuMemFree", reinterpret_cast<void**>(&free), kVersion, 0, nullptr) != 0)
+      return false;
     return init(0) == 0 && retain(&context, 0) == 0;
   }
 };
@@ -97,6 +109,40 @@ void use_driver(const Cuda& cuda, unsigned seed) {
   unsigned type = 0;
   RIGHT(cuda.attribute(&type, 2, at) == 0 && type == 2);
   RIGHT(cuda.free(at) == 0);
+}
+
+// Of the block that all threads share: each has a part, whose content outlasts whatever is done to
+// the process.
+constexpr std::size_t kBlock = std::size_t{64} << 20;
+constexpr std::size_t kPart = std::size_t{256} << 10;
+unsigned long long g_block = 0;
+
+void make_block(const Cuda& cuda) {
+  RIGHT(cuda.set_current(cuda.context) == 0 && cuda.allocate(&g_block, kBlock) == 0);
+  RIGHT(cuda.fill(g_block, 7, kBlock / 4) == 0);
+}
+
+void use_block(const Cuda& cuda, unsigned number) {
+  RIGHT(cuda.set_current(cuda.context) == 0);
+  const unsigned long long part = g_block + number % (kBlock / kPart) * kPart;
+  std::vector<unsigned> content(kPart / 4);
+  for (unsigned last = 7, round = 0; !g_end; ++round) {
+    RIGHT(cuda.copy_out(content.data(), part, kPart) == 0);
+    RIGHT(content.front() == last && content[content.size() / 2] == last && content.back() == last);
+    last = number * 1000003 + round;
+    RIGHT(cuda.fill(part, last, kPart / 4) == 0);
+    if (round % 4 == 1) use_driver(cuda, last);
+    if (round % 16 == 3) {
+      unsigned long long other = 0;
+      RIGHT(cuda.allocate(&other, std::size_t{4} << 20) == 0 && cuda.free(other) == 0);
+    }
+    std::size_t size = 0;
+    RIGHT(cuda.attribute(&size, 12, part) == 0 && size == kBlock);
+    unsigned legacy_ipc = 0;
+    RIGHT(cuda.attribute(&legacy_ipc, 10, part) == 0 && (legacy_ipc & 1) == 1);
+    RIGHT(cuda.synchronize() == 0);
+    ++g_rounds;
+  }
 }
 
 void use_memory(unsigned seed) {
@@ -234,6 +280,12 @@ int main(int argc, char** argv) {
     const int threads = argc > 2 ? static_cast<int>(std::strtol(argv[2], nullptr, 10)) : 50;
     for (int i = 0; i < threads; ++i)
       std::thread(load, has_cuda ? &cuda : nullptr, static_cast<unsigned>(i)).detach();
+  } else if (mode == "blocks") {
+    RIGHT(cuda.load());
+    make_block(cuda);
+    const int threads = argc > 2 ? static_cast<int>(std::strtol(argv[2], nullptr, 10)) : 50;
+    for (int i = 0; i < threads; ++i)
+      std::thread(use_block, std::cref(cuda), static_cast<unsigned>(i)).detach();
   } else if (mode == "alone") {
     say();
     while (!g_end)

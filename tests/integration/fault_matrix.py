@@ -33,7 +33,9 @@ MEMORY = "4M"
 MEMORY_BY_AGENT = "12M"  # of which some is in pieces that it serves
 # What is in a target stays there: the mapping in which its threads are parked, and what its workers have in the
 # place of the files that they inherited.
-ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
+ONCE_PER_TARGET = ("attach.loaded", "attach.stopped", "attach.hooked_one", "attach.hooked", "attach.begun", "attach.watched",
+                   "attach.closed", "attach.drained", "attach.found", "attach.exchanging", "attach.exchanged", "attach.opened",
+                   "park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
                    "replace.mapped", "replace.after")
 
 # Nothing there differs with the agent.
@@ -58,6 +60,7 @@ SCENARIOS = (
     Scenario("recover a swap", "recover", "swap.undone"),
     Scenario("dump of a loader", "dump", "replace.before", "replace.after"),
     Scenario("suspend of a loader", "suspend", "replace.before", "replace.after"),
+    Scenario("attach", "attach", "attach.loaded"),
     Scenario("suspend of a pair", "suspend", "inside.step", "inside.after"),
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.ending"),
@@ -90,6 +93,8 @@ Kind = collections.namedtuple("Kind", "program agent")
 PROGRAMS = {
     "memory": ["memory", "--size", MEMORY],
     "memory by the agent": ["memory", "--size", MEMORY_BY_AGENT],
+    # Some of its blocks lie alone in an area of the driver's.
+    "attach": ["memory", "--size", "64M"],
     "loader": ["loader", "--size", MEMORY],
     # Which the driver saves as memory of the process.
     "host": ["memory", "--size", "20M"],
@@ -101,7 +106,8 @@ PROGRAMS = {
 
 
 def kind_of(scenario):
-    program = next((word for word in ("loader", "pair", "ranks", "host") if word in scenario.name), "memory")
+    program = next((word for word in ("loader", "pair", "ranks", "host") if word in scenario.name), scenario.name)
+    program = program if program in PROGRAMS else "memory"
     return Kind(program + " by the agent" if scenario.agent and program == "memory" else program, scenario.agent)
 
 
@@ -399,6 +405,8 @@ class Place:
         if scenario.verb == "dump":
             options = [word for word in name.split() if word.startswith("--")]
             return ["dump", pid, "--images-dir", self.image, *options]
+        if scenario.verb == "attach":
+            return ["attach", pid, "--graphs-are-safe"]
         return ["recover", "--all"] if scenario.verb == "recover" else [scenario.verb, pid]
 
     def prepare_kept_image(self, kind):
@@ -520,6 +528,13 @@ class Place:
         if "loader" in name and not (scenario_verb == "suspend" and case.action == "error"):
             # What was done to its workers keeps no later dump from them.
             self.done("dump", str(self.pid), "--images-dir", self.image, "--leave-running", "--force")
+            self.goes_on()
+        if scenario_verb == "attach":
+            # What was begun is gone on with, or was done.
+            self.done("attach", str(self.pid), "--graphs-are-safe")
+            self.goes_on()
+            self.done("suspend", str(self.pid))
+            self.done("resume", str(self.pid))
             self.goes_on()
         outcome = "suspended" if state == "checkpointed" else "runs"
         if self.has_image():

@@ -1,0 +1,284 @@
+#include "attach/agent_hooks.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "attach/libraries.h"
+#include "base/fault_point.h"
+#include "base/printable.h"
+#include "base/units.h"
+#include "proc/remote_syscall.h"
+#include "proc/stopped_threads.h"
+
+namespace stasis::attach {
+
+using proc::AddressSpace;
+using proc::StoppedThreads;
+
+namespace {
+
+constexpr std::size_t kWord = sizeof(std::uint64_t);
+// What is looked through of a thread's stack: a handler of a signal that needs more is not known.
+constexpr std::uint64_t kMostStack = std::uint64_t{256} << 10;
+constexpr std::chrono::milliseconds kPause{2};
+constexpr std::chrono::milliseconds kInsideTimeout{10000};
+
+bool is_attached_library(std::string_view name) {
+  return name == fmt::format("memfd:{}", kAttachedLibrary);
+}
+
+Result<std::optional<Library>> find_agent_library(const AddressSpace& space,
+                                                  const std::vector<proc::Mapping>& mappings) {
+  STASIS_TRY_ASSIGN(auto found, find_libraries(space, mappings, is_attached_library));
+  if (found.empty()) return std::optional<Library>();
+  return std::optional<Library>(std::move(found.front()));
+}
+
+std::string words_of(const AttachState& state) {
+  return printable(std::string(state.message, ::strnlen(state.message, sizeof state.message)));
+}
+
+Error of_answer(Pid pid, AttachAnswer answer, const std::optional<AttachState>& state) {
+  const std::string why = state ? words_of(*state) : "it does not say why";
+  const bool aside = answer == AttachAnswer::kStepsAside;
+  return refusal({"attach", Severity::kRed, pid,
+                  fmt::format("no agent can be brought to process {}: {}", pid.value, why),
+                  aside ? "end that tool, or leave the program's memory to the driver"
+                        : "leave its memory to the driver, or start it with `stasis run`"});
+}
+
+// Code of the driver's, as the mappings show it.
+bool is_driver_code(const std::vector<proc::Mapping>& mappings, std::uint64_t from,
+                    std::uint64_t size) {
+  return std::any_of(mappings.begin(), mappings.end(), [&](const proc::Mapping& mapping) {
+    return mapping.permissions.size() > 2 && mapping.permissions[2] == 'x' &&
+           file_name(mapping).starts_with("libcuda.so") && from >= mapping.start &&
+           from + size <= mapping.end;
+  });
+}
+
+class Hooking {
+ public:
+  Hooking(const AddressSpace& space, std::vector<EntryPatch> patches)
+      : space_(space), patches_(std::move(patches)) {
+    for (const EntryPatch& patch : patches_)
+      entries_.push_back(patch.entry);
+    std::sort(entries_.begin(), entries_.end());
+  }
+
+  // True: all are in. False: a thread stood in the way; nothing is changed.
+  Result<bool> try_once() {
+    bool done = false;
+    STASIS_TRY(trace_on_own_thread([&]() -> Result<void> {
+      STASIS_TRY_ASSIGN(const auto stopped, StoppedThreads::stop(space_, [](Tid) { return true; }));
+      STASIS_TRY(fault(FaultPoint::kAttachStopped));
+      STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(space_.pid()));
+      STASIS_TRY(check(mappings));
+      STASIS_TRY_ASSIGN(const bool blocked, is_in_the_way(stopped, mappings));
+      if (blocked) return {};
+      auto written = write_all(stopped);
+      if (written) written = fault(FaultPoint::kAttachHooked);
+      if (!written) {
+        take_out(stopped);
+        return written;
+      }
+      done = true;
+      return {};
+    }));
+    return done;
+  }
+
+ private:
+  Result<std::array<unsigned char, kEntryBytes>> begin_of(std::uint64_t entry) const {
+    std::array<unsigned char, kEntryBytes> bytes{};
+    STASIS_TRY(space_.read(entry, bytes.data(), bytes.size()));
+    return bytes;
+  }
+
+  Result<void> check(const std::vector<proc::Mapping>& mappings) const {
+    for (const EntryPatch& patch : patches_) {
+      if (!is_driver_code(mappings, patch.entry, kEntryBytes)) {
+        return fail(ErrorCode::kNotSupported,
+                    fmt::format("process {}: what its agent names is no code of the driver's",
+                                space_.pid().value));
+      }
+      STASIS_TRY_ASSIGN(const auto begin, begin_of(patch.entry));
+      STASIS_TRY(check_patch(patch, begin));
+    }
+    return {};
+  }
+
+  Result<bool> is_in_the_way(const StoppedThreads& stopped,
+                             const std::vector<proc::Mapping>& mappings) const {
+    for (const Tid thread : stopped.threads()) {
+      const auto registers = stopped.registers(thread);
+      if (!registers) {
+        if (registers.error().code == ErrorCode::kProcessGone) continue;
+        return fail(registers.error());
+      }
+      const auto at =
+          std::find_if(mappings.begin(), mappings.end(), [&](const proc::Mapping& mapping) {
+            return registers->rsp >= mapping.start && registers->rsp < mapping.end;
+          });
+      std::vector<std::uint64_t> stack;
+      if (at != mappings.end()) {
+        const std::uint64_t from = registers->rsp / kWord * kWord;
+        stack.resize(std::min(at->end - from, kMostStack) / kWord);
+        if (!space_.read(from, stack.data(), stack.size() * kWord)) stack.clear();
+      }
+      if (is_at_hook(registers->rip, stack, entries_)) return true;
+    }
+    return false;
+  }
+
+  Result<void> write_all(const StoppedThreads& stopped) {
+    const Tid thread = stopped.threads().front();
+    for (const EntryPatch& patch : patches_) {
+      std::uint64_t now = 0;
+      STASIS_TRY(space_.read(patch.entry, &now, sizeof now));
+      if (now == patch.after) continue;
+      STASIS_TRY(stopped.write(thread, patch.entry, std::span(&patch.after, 1)));
+      written_.push_back(&patch);
+      if (written_.size() == 1) STASIS_TRY(fault(FaultPoint::kAttachHookedOne));
+    }
+    for (const EntryPatch& patch : patches_) {
+      std::uint64_t now = 0;
+      STASIS_TRY(space_.read(patch.entry, &now, sizeof now));
+      if (now == patch.after) continue;
+      return fail(
+          ErrorCode::kInternal,
+          fmt::format("process {}: a hook was written and is not there", space_.pid().value));
+    }
+    return {};
+  }
+
+  void take_out(const StoppedThreads& stopped) {
+    for (const EntryPatch* patch : written_)
+      (void)stopped.write(stopped.threads().front(), patch->entry, std::span(&patch->before, 1));
+    written_.clear();
+  }
+
+  const AddressSpace& space_;
+  std::vector<EntryPatch> patches_;
+  std::vector<std::uint64_t> entries_;
+  std::vector<const EntryPatch*> written_;
+};
+
+Result<std::vector<EntryPatch>> read_patches(const AddressSpace& space, const AttachState& state) {
+  if (state.patch_count == 0 || state.patch_count > kMostEntries)
+    return fail(ErrorCode::kInternal, fmt::format("process {}: its agent names {} entry points",
+                                                  space.pid().value, state.patch_count));
+  std::vector<EntryPatch> patches(state.patch_count);
+  STASIS_TRY(space.read(state.patches, patches.data(), patches.size() * sizeof patches[0]));
+  return patches;
+}
+
+Result<void> put_hooks_in(const AddressSpace& space, const AttachState& state,
+                          std::chrono::milliseconds timeout, const Interrupt& interrupt) {
+  STASIS_TRY_ASSIGN(auto patches, read_patches(space, state));
+  Hooking hooking(space, std::move(patches));
+  const auto deadline = Clock::now() + timeout;
+  for (;;) {
+    auto done = hooking.try_once();
+    if (done && *done) return {};
+    // A thread in a call that nothing interrupts cannot be stopped now.
+    if (!done && done.error().code != ErrorCode::kBusy) return fail(std::move(done.error()));
+    if (Clock::now() >= deadline) {
+      if (!done) return fail(std::move(done.error()));
+      return fail(ErrorCode::kTimeout,
+                  fmt::format("a thread of process {} stood all the time where a hook is to be",
+                              space.pid().value),
+                  "try again");
+    }
+    STASIS_TRY(interrupt.check());
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+Result<std::uint64_t> function_of(const Library& library, const char* name) {
+  return library.need_function(name);
+}
+
+}  // namespace
+
+bool is_at_hook(std::uint64_t instruction, std::span<const std::uint64_t> stack,
+                std::span<const std::uint64_t> entries) {
+  if (entries.empty()) return false;
+  const auto is_between = [&](std::uint64_t at) {
+    if (at <= entries.front() || at > entries.back() + kEntryBytes) return false;
+    const std::uint64_t entry = *std::prev(std::lower_bound(entries.begin(), entries.end(), at));
+    return std::any_of(std::begin(kEntryBetween), std::end(kEntryBetween),
+                       [&](std::uint64_t offset) { return at == entry + offset; });
+  };
+  return is_between(instruction) || std::any_of(stack.begin(), stack.end(), is_between);
+}
+
+Result<void> check_patch(const EntryPatch& patch, std::span<const unsigned char> begin) {
+  constexpr std::size_t kJump = 5;  // e9 and a distance
+  std::array<unsigned char, kWord> before{};
+  std::array<unsigned char, kWord> after{};
+  std::memcpy(before.data(), &patch.before, kWord);
+  std::memcpy(after.data(), &patch.after, kWord);
+  const bool is_jump =
+      after[0] == 0xe9 && std::equal(after.begin() + kJump, after.end(), before.begin() + kJump);
+  const bool was_known = std::equal(before.begin(), before.end(), kEntryBegin);
+  // As it was, or hooked by a tool that was killed.
+  const bool is_one = begin.size() == kEntryBytes &&
+                      (std::equal(before.begin(), before.end(), begin.begin()) ||
+                       std::equal(after.begin(), after.end(), begin.begin())) &&
+                      std::equal(begin.begin() + kWord, begin.end(), kEntryBegin + kWord);
+  if (patch.entry % kWord == 0 && is_jump && was_known && is_one) return {};
+  return fail(ErrorCode::kNotSupported,
+              "an entry point of the driver does not begin as those of driver 580 do",
+              "leave its memory to the driver, or start it with `stasis run`");
+}
+
+Result<std::optional<AttachState>> read_attach_state(Pid pid) {
+  STASIS_TRY_ASSIGN(const auto space, AddressSpace::open(pid));
+  STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(pid));
+  STASIS_TRY_ASSIGN(const auto library, find_agent_library(space, mappings));
+  if (!library) return std::optional<AttachState>();
+  return library->image().value<AttachState>(kAttachStateName);
+}
+
+Result<void> put_agent_in(Pid pid, const UniqueFd& library, std::chrono::milliseconds timeout,
+                          const Interrupt& interrupt) {
+  STASIS_TRY_ASSIGN(const auto inside, Inside::open(pid));
+  const AddressSpace& space = inside.space();
+  // One that a killed tool has left is gone on with: its hooks may be in.
+  STASIS_TRY_ASSIGN(auto there, find_agent_library(space, inside.mappings()));
+  int answer = 0;
+  if (there) {
+    STASIS_TRY_ASSIGN(const auto prepare, function_of(*there, kAttachPrepareName));
+    STASIS_TRY_ASSIGN(answer, call_function_inside(inside, prepare, 0, kInsideTimeout));
+  } else {
+    STASIS_TRY_ASSIGN(answer, load_inside(inside, library, kAttachedLibrary, kAttachPrepareName, 0,
+                                          kInsideTimeout));
+  }
+  STASIS_TRY_ASSIGN(const auto state, read_attach_state(pid));
+  if (answer != static_cast<int>(AttachAnswer::kDone))
+    return fail(of_answer(pid, static_cast<AttachAnswer>(answer), state));
+  if (!state || state->magic != kAttachMagic || state->version != kAttachVersion ||
+      state->bytes != sizeof(AttachState)) {
+    return fail(refusal({"agent-version", Severity::kRed, pid,
+                         fmt::format("process {} has an agent of another version", pid.value),
+                         "use the stasis that came with that agent"}));
+  }
+  STASIS_TRY(fault(FaultPoint::kAttachLoaded));
+  STASIS_TRY(put_hooks_in(space, *state, timeout, interrupt));
+  STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(pid));
+  STASIS_TRY_ASSIGN(there, find_agent_library(space, mappings));
+  if (!there) return fail(ErrorCode::kProcessGone, fmt::format("process {} has gone", pid.value));
+  STASIS_TRY_ASSIGN(const auto begin, function_of(*there, kAttachBeginName));
+  STASIS_TRY_ASSIGN(answer, call_function_inside(inside, begin, 0, kInsideTimeout));
+  return {};
+}
+
+}  // namespace stasis::attach

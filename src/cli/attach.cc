@@ -1,0 +1,89 @@
+#include <fcntl.h>
+
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "cli/agent_library.h"
+#include "cli/target.h"
+#include "cli/ticker.h"
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+namespace {
+
+// For people; the names are those of the JSON.
+std::string words_of(const std::string& why) {
+  if (why == "small") return "less than 2 MiB each";
+  if (why == "shared-area") return "beside other blocks in one of the driver's areas";
+  if (why == "no-room") return "no GPU memory for a copy";
+  if (why == "address") return "its address could not be had, and it went back";
+  if (why == "failed") return "the driver refused something";
+  return "of pools, of cuMemCreate, managed, or a module's";
+}
+
+void print(Context& context, const AttachReport& report) {
+  if (report.was_so) {
+    context.terminal.out(subject_text(report) + " had its agent already");
+    return;
+  }
+  context.terminal.out(fmt::format("attached to {} in {}{}", subject_text(report),
+                                   format_seconds(report.total), downtime_text(report)));
+  for (const AttachedProcess& one : report.attached) {
+    if (one.was_so) continue;
+    context.terminal.out(fmt::format(
+        "  process {} ({}): {} of GPU memory in {} blocks are the "
+        "agent's now",
+        one.pid.value, one.comm, format_bytes(one.converted_bytes), one.converted_count));
+    for (const AttachedProcess::Left& left : one.left) {
+      context.terminal.out(fmt::format("    {} in {} blocks stay with the driver: {}",
+                                       format_bytes(left.bytes), left.count, words_of(left.why)));
+    }
+  }
+}
+
+}  // namespace
+
+Verb add_attach(CLI::App& app) {
+  struct Options {
+    Target target;
+    AttachOptions attach;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "attach",
+      "bring the agent to a process tree that runs: later verbs are as fast as for "
+      "`stasis run`");
+  add_target(*command, options->target);
+  add_timeout(*command, options->attach.timeout);
+  add_duration(
+      *command, "--watch", "s",
+      [options](std::chrono::milliseconds time) { options->attach.watch = time; },
+      "how long to watch the programs for CUDA graphs that they instantiated before [500ms]");
+  command->add_flag("--graphs-are-safe", options->attach.graphs_are_safe,
+                    "no CUDA graph of the programs has a copy from or to the host in it: do not "
+                    "watch them");
+  command->add_flag("--ignore-obstacles", options->attach.ignore_obstacles,
+                    "go on although the driver may refuse or lose the program's memory");
+  return {command, [options](Context& context) -> Result<int> {
+            // Before this process goes where the target is, which may see no such file.
+            STASIS_TRY_ASSIGN(const auto path, find_agent_library());
+            STASIS_TRY_ASSIGN(auto library, open_file(AT_FDCWD, path, O_RDONLY));
+            options->attach.library = std::make_shared<const UniqueFd>(std::move(library));
+            STASIS_TRY(reach(context, options->target));
+            STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
+            const Ticker ticker(context.terminal);
+            STASIS_TRY_ASSIGN(auto report, attach_agents(context.environment(*driver),
+                                                         options->target.pid, options->attach));
+            if (context.json) {
+              context.print(to_json(report));
+              return 0;
+            }
+            print(context, report);
+            context.terminal.debug(phases_text(report));
+            return 0;
+          }};
+}
+
+}  // namespace stasis::cli

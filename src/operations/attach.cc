@@ -1,0 +1,369 @@
+// `stasis attach`: the agent comes to programs that run.
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "abi/attach_state.h"
+#include "attach/agent_hooks.h"
+#include "base/fault_point.h"
+#include "base/units.h"
+#include "direct/agent_lookup.h"
+#include "direct/agent_set.h"
+#include "direct/gate_rank.h"
+#include "operations/open.h"
+#include "operations/operations.h"
+#include "operations/quiesce.h"
+#include "operations/refusals.h"
+#include "operations/rollback.h"
+#include "proc/remote_syscall.h"
+#include "proc/stopped_threads.h"
+
+namespace stasis {
+namespace {
+
+using attach::AttachState;
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentOrigin;
+using direct::AgentState;
+using std::chrono::milliseconds;
+
+// An agent's thread begins to listen when it gets a processor.
+constexpr milliseconds kBegins{10000};
+// How long the program's threads stand still while an agent exchanges memory, until they are let
+// run for a moment: one of them may hold a lock of its allocator that the driver wants.
+constexpr milliseconds kStandsStill{100};
+constexpr milliseconds kRunsOn{2};
+constexpr milliseconds kStopTimeout{5000};
+constexpr std::chrono::microseconds kAnswerPoll{200};
+
+constexpr std::array<const char*, attach::kLeftKinds> kLeftNames{
+    "small", "shared-area", "other", "no-room", "address", "failed"};
+
+const char* const kLeaveIt = "leave its memory to the driver, or start it with `stasis run`";
+const char* const kGraphsRemedy =
+    "a graph that was instantiated before, with a copy from or to the host in it, would end with "
+    "error 719 at its next launch; if the program has none such: --graphs-are-safe";
+
+// What network cards were told of a program's GPU memory, they find at its addresses no more.
+Result<void> refuse_rdma(const Process& process) {
+  std::error_code failed;
+  const std::string directory = fmt::format("/proc/{}/fd", process.pid().value);
+  for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end;
+       it.increment(failed)) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(it->path(), gone).string();
+    if (!target.starts_with("/dev/infiniband/") && target != "/dev/gdrdrv") continue;
+    return fail(refusal({"attach-rdma", Severity::kRed, process.pid(),
+                         fmt::format("process {} ({}) has {} open: a network card may know the "
+                                     "addresses of its GPU memory",
+                                     process.pid().value, process.info().comm, target),
+                         "start it with `stasis run`, or leave its memory to the driver"}));
+  }
+  return {};
+}
+
+class Attaching {
+ public:
+  Attaching(const Environment& env, OpenedGroup& opened, const AttachOptions& options,
+            Phases& phases)
+      : env_(env), group_(opened.group), options_(options), phases_(phases) {}
+
+  Result<void> run() {
+    STASIS_TRY(sort());
+    if (to_adopt_.empty()) return {};
+    STASIS_TRY(hook());
+    STASIS_TRY(find_agents());
+    STASIS_TRY(watch());
+    STASIS_TRY(close());
+    STASIS_TRY(drain());
+    STASIS_TRY(adopt());
+    auto opened = agents_.open();
+    phases_.runs();
+    if (!opened) return opened;
+    return fault(FaultPoint::kAttachOpened);
+  }
+
+  // After an error: the programs run on.
+  void let_go() {
+    for (AgentClient& agent : agents_)
+      if (agent.pidfd().alive() && agent.state() == AgentState::kClosed)
+        (void)agent.ask(AgentCommand::kOpen, 0, kAtOnce);
+    agents_.clear();
+    phases_.runs();
+  }
+  void dismiss() { agents_.clear(); }
+  std::vector<AttachedProcess> take_report() { return std::move(report_); }
+
+ private:
+  // Which of the processes have an agent, and which are to get one.
+  Result<void> sort() {
+    for (const GroupMember& member : group_.members()) {
+      if (!member.initial || !member.process.alive()) continue;
+      const Pid pid = member.process.pid();
+      if (*member.initial != CudaState::kRunning) {
+        return fail(ErrorCode::kWrongState,
+                    fmt::format("process {} ({}) is {}", pid.value, member.process.info().comm,
+                                cuda_state_name(*member.initial)),
+                    fmt::format("`stasis resume {}` first", group_.root().value));
+      }
+      STASIS_TRY_ASSIGN(const auto agent, AgentClient::probe(pid));
+      const bool hooked = agent && agent->origin == AgentOrigin::kHooked;
+      const auto loaded = proc::ProcFs().maps_file(pid, "libstasis-preload.so");
+      if (!agent && loaded && *loaded && why_off(pid)) return refuse_off(member.process);
+      if ((agent && !hooked) || (!agent && loaded && *loaded)) {
+        report_.push_back({pid, member.process.info().comm, true, 0, 0, {}});
+        continue;
+      }
+      STASIS_TRY(refuse_rdma(member.process));
+      if (!hooked) to_hook_.push_back(&member.process);
+      to_adopt_.push_back(&member.process);
+      names_[pid] = member.process.info().comm;
+    }
+    return {};
+  }
+
+  static bool why_off(Pid pid) {
+    const auto variables = proc::ProcFs().environment(pid);
+    return variables &&
+           std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") != variables->end();
+  }
+  static tl::unexpected<Error> refuse_off(const Process& process) {
+    return fail(
+        refusal({"attach", Severity::kRed, process.pid(),
+                 fmt::format("process {} ({}) has the agent's library, and STASIS_AGENT=off "
+                             "in its environment",
+                             process.pid().value, process.info().comm),
+                 "start it without that"}));
+  }
+
+  Result<void> hook() {
+    phases_.begin("hook");
+    if (to_hook_.empty()) return {};
+    for (const Process* process : to_hook_) {
+      auto in =
+          attach::put_agent_in(process->pid(), *options_.library, options_.timeout, env_.interrupt);
+      if (in) continue;
+      if (in.error().remedy.empty()) in.error().remedy = kLeaveIt;
+      return fail(std::move(in.error()));
+    }
+    return {};
+  }
+
+  Result<void> find_agents() {
+    const auto deadline = Clock::now() + kBegins;
+    for (const Process* process : to_adopt_) {
+      STASIS_TRY_ASSIGN(auto agent, find_begun_agent(env_, *process, deadline));
+      if (!agent) {
+        if (!process->alive()) continue;
+        return fail(
+            ErrorCode::kTimeout,
+            fmt::format("the agent in process {} has not begun to listen", process->pid().value),
+            "try again");
+      }
+      agents_.add(std::move(*agent));
+    }
+    return fault(FaultPoint::kAttachBegun);
+  }
+
+  // A graph that was instantiated before holds the memory that its copies from and to the host
+  // name, and no call of the driver tells of such a graph. So what the program does is watched for
+  // a while, and what cannot be judged by that wants the user's word.
+  Result<void> watch() {
+    if (options_.graphs_are_safe) return fault(FaultPoint::kAttachWatched);
+    phases_.begin("watch");
+    const auto until = Clock::now() + options_.watch;
+    while (Clock::now() < until) {
+      STASIS_TRY(env_.interrupt.check());
+      const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
+      std::this_thread::sleep_for(std::min(left, milliseconds(20)));
+    }
+    for (const Process* process : to_adopt_) {
+      if (!process->alive()) continue;
+      STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(process->pid()));
+      if (state) STASIS_TRY(judge(*process, *state));
+    }
+    return fault(FaultPoint::kAttachWatched);
+  }
+
+  Result<void> judge(const Process& process, const AttachState& state) {
+    const std::string who =
+        fmt::format("process {} ({})", process.pid().value, process.info().comm);
+    const double seconds = std::chrono::duration<double>(options_.watch).count();
+    if (state.launches != 0) {
+      return fail(refusal({"attach-graphs", Severity::kRed, process.pid(),
+                           fmt::format("{} launches CUDA graphs that it instantiated before", who),
+                           kGraphsRemedy}));
+    }
+    if (state.calls == 0) {
+      return fail(refusal(
+          {"attach-graphs", Severity::kRed, process.pid(),
+           fmt::format("{} gave the GPU nothing to do for {} s, so it is not known whether it uses "
+                       "CUDA graphs",
+                       who, seconds),
+           fmt::format("watch it longer (--watch 60s) while it works; {}", kGraphsRemedy)}));
+    }
+    env_.tell(fmt::format(
+        "{} was watched for {} s and launched no CUDA graph that it had instantiated before; if it "
+        "has one all the same, with a copy from or to the host in it, that graph's next launch "
+        "ends with error 719",
+        who, seconds));
+    return {};
+  }
+
+  Result<void> close() {
+    phases_.begin("close");
+    std::deque<GateRank> ranks;
+    Group::Gates gates;
+    for (AgentClient& agent : agents_)
+      gates[agent.pid()] = &ranks.emplace_back(agent);
+    STASIS_TRY(group_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
+      if (still)
+        phases_.stands_still();
+      else
+        phases_.runs();
+    }));
+    agents_.drop_ended();
+    return fault(FaultPoint::kAttachClosed);
+  }
+
+  // A thread may be in a call that it made before the hooks were in. The driver's lock waits for
+  // all of them, and those that wait for the lock are through when it is taken once more: the
+  // program makes no new ones.
+  Result<void> drain() {
+    phases_.begin("drain");
+    for (int times = 0; times < 2; ++times) {
+      STASIS_TRY(group_.lock(options_.timeout, env_.interrupt));
+      STASIS_TRY(group_.unlock());
+    }
+    return fault(FaultPoint::kAttachDrained);
+  }
+
+  Result<void> adopt() {
+    phases_.begin("find");
+    for (AgentClient& agent : agents_)
+      agent.begin(AgentCommand::kAdopt, direct::kLook);
+    Result<void> found;
+    for (AgentClient& agent : agents_) {
+      auto one = agent.finish(kMapping);
+      if (!one && agent.pidfd().alive() && found) found = std::move(one);
+    }
+    STASIS_TRY(std::move(found));
+    STASIS_TRY(fault(FaultPoint::kAttachFound));
+    phases_.begin("exchange");
+    for (AgentClient& agent : agents_) {
+      auto done = exchange(agent);
+      if (!agent.pidfd().alive()) continue;
+      const auto state = attach::read_attach_state(agent.pid());
+      if (done && state && *state) note(agent.pid(), **state);
+      if (!done) return fail(of_failure(agent.pid(), std::move(done.error()), state));
+    }
+    return fault(FaultPoint::kAttachExchanged);
+  }
+
+  // An address that is free for a moment may be taken by any thread that maps memory: they stand
+  // still, unless one of them holds what the driver wants.
+  Result<void> exchange(AgentClient& agent) {
+    bool begun = false;
+    const auto deadline = Clock::now() + kStopTimeout;
+    auto stood = trace_on_own_thread([&]() -> Result<void> {
+      while (!begun || !agent.has_answered()) {
+        const auto spared = agents_threads(agent.pid());
+        auto stopped = proc::StoppedThreads::stop(*agent.address_space(), [&](Tid thread) {
+          return std::find(spared.begin(), spared.end(), thread) == spared.end();
+        });
+        if (!stopped &&
+            (begun || stopped.error().code != ErrorCode::kBusy || Clock::now() >= deadline))
+          return begun ? Result<void>() : Result<void>(fail(std::move(stopped.error())));
+        if (stopped) {
+          if (!std::exchange(begun, true)) {
+            agent.begin(AgentCommand::kAdopt, direct::kExchange);
+            fault_only(FaultPoint::kAttachExchanging);
+          }
+          const auto until = Clock::now() + kStandsStill;
+          while (!agent.has_answered() && Clock::now() < until)
+            std::this_thread::sleep_for(kAnswerPoll);
+          stopped->let_go();
+        }
+        if (!begun || !agent.has_answered()) std::this_thread::sleep_for(kRunsOn);
+      }
+      return {};
+    });
+    if (!begun) return stood;
+    return agent.finish(kMapping);
+  }
+
+  Error of_failure(Pid pid, Error why, const Result<std::optional<AttachState>>& state) const {
+    if (state && *state && (*state)->lost_bytes != 0) {
+      why.code = ErrorCode::kNotRolledBack;
+      why.message = fmt::format(
+          "process {}: {} of its GPU memory could be had at its address neither "
+          "by the agent nor by the driver: {}",
+          pid.value, format_bytes((*state)->lost_bytes), why.message);
+      why.remedy = "end the program: what it does with that memory fails";
+    }
+    return why;
+  }
+
+  void note(Pid pid, const AttachState& state) {
+    AttachedProcess out{pid, names_[pid], false, state.converted_count, state.converted_bytes, {}};
+    for (unsigned kind = 0; kind < attach::kLeftKinds; ++kind) {
+      if (state.left_count[kind] == 0) continue;
+      out.left.push_back({kLeftNames.at(kind), state.left_count[kind], state.left_bytes[kind]});
+    }
+    report_.push_back(std::move(out));
+  }
+
+  const Environment& env_;
+  Group& group_;
+  const AttachOptions& options_;
+  Phases& phases_;
+  // Until processes may be added to the group, by the driver's lock.
+  std::vector<const Process*> to_hook_;
+  std::vector<const Process*> to_adopt_;
+  std::map<Pid, std::string> names_;
+  AgentSet agents_;
+  std::vector<AttachedProcess> report_;
+};
+
+}  // namespace
+
+Result<AttachReport> attach_agents(const Environment& env, Pid root, const AttachOptions& options) {
+  Phases phases;
+  auto opened = open_group(env, "attach", root, {});
+  if (!opened) return fail(std::move(opened.error()));
+  STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
+  Group& group = opened->group;
+  Attaching attaching(env, *opened, options, phases);
+  auto done = attaching.run();
+  phases.end();
+  if (done) done = verify_states(group, CudaState::kRunning);
+  if (!done) {
+    attaching.let_go();
+    return fail(roll_back(env, *opened, std::move(done.error())));
+  }
+  attaching.dismiss();
+  group.dismiss();
+  opened->journal->finish();
+  AttachReport report;
+  report.root = root;
+  report.attached = attaching.take_report();
+  report.processes = report_processes(group);
+  report.total = phases.total();
+  report.downtime = phases.downtime();
+  report.was_so = std::all_of(report.attached.begin(), report.attached.end(),
+                              [](const AttachedProcess& one) { return one.was_so; });
+  report.lock_tries = group.lock_tries();
+  for (const AttachedProcess& one : report.attached)
+    report.direct_bytes += one.converted_bytes;
+  report.phases = phases.take();
+  return report;
+}
+
+}  // namespace stasis

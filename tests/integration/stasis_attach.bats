@@ -1,0 +1,299 @@
+#!/usr/bin/env bats
+# `stasis attach`: the agent comes to programs that run (docs/adr/0053-attach.md): what it finds and takes, what it
+# leaves, whom it refuses, and that a program runs on whatever becomes of the tool.
+
+load helpers
+load stasis_lib
+
+setup() { setup_stasis; }
+teardown() { end_stasis; }
+
+# With its figures in $out. The programs here use no graphs unless a test says so.
+attaches() { done_by attach "$TARGET" --json --graphs-are-safe "$@"; }
+converted() { json 'sum(p["converted_bytes"] for p in d["attached"])'; }
+# left WHY: so many bytes stay with the driver for that reason.
+left() { json "sum(l['bytes'] for p in d['attached'] for l in p['left'] if l['why'] == '$1')"; }
+
+# Suspended and resumed by the path that is meant, it goes on.
+cycle_by() {
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" "$1" "path ($out)"
+  gpu_is_free
+  done_by resume "$TARGET" --json
+  target_goes_on
+}
+path_in_ps() {
+  capture stasis ps --json
+  json "[p['path'] for p in d['processes'] if p['pid'] == $TARGET][0]"
+}
+
+# start_program MODE [ARGUMENT...]: stasis-inside-target, which says whether all came out right; sets TARGET.
+start_program() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/program.log
+  : >"$TARGET_LOG"
+  (exec_on_gpu setsid stasis-inside-target "$@") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 grep -qs ready "$TARGET_LOG"
+}
+ends_right() {
+  kill -TERM "$TARGET"
+  wait_until 60 grep -qE "right|wrong" "$TARGET_LOG"
+  assert_contains "$(cat "$TARGET_LOG")" right
+}
+
+# --- What comes of it
+
+@test "after the agent has come a program is as if it had been started with it: suspended, dumped, restored" {
+  need_root "CRIU"
+  start_target memory --size 64M
+  assert_equal "$(path_in_ps)" driver
+  attaches
+  (($(converted) > 0))
+  assert_equal "$(json 'd["was_so"], d["standstill_seconds"] > 0')" "False True"
+  target_goes_on
+  assert_equal "$(path_in_ps)" direct
+  cycle_by direct
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(json 'd["verdict"]["suspend"]["possible"], d["verdict"]["dump"]["possible"]')" "True True"
+  dump_it --json
+  restore_it
+  target_goes_on
+  cycle_by direct
+  restored_verifies 1
+}
+
+@test "a program whose agent has come is left as it is, and so is one that was started with it" {
+  start_target memory --size 64M
+  attaches
+  attaches
+  assert_equal "$(json 'd["was_so"], d["standstill_seconds"]')" "True None"
+  capture stasis attach "$TARGET"
+  assert_contains "$out" "had its agent already"
+  target_verifies
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target memory --size 64M
+  attaches
+  assert_equal "$(json 'd["was_so"]')" True
+  target_verifies
+}
+
+@test "what is allocated afterwards is the agent's, and what it frees comes back to the GPU" {
+  start_target churn --size 16M --threads 4
+  attaches
+  cycle_by direct
+  cycle_by direct
+  target_verifies
+}
+
+@test "memory of every kind goes on, and what cannot be taken is told" {
+  local kind
+  for kind in torture streams contexts pool vmm pinned; do
+    start_target "$kind"
+    attaches
+    target_goes_on
+    done_by suspend "$TARGET" --json
+    done_by resume "$TARGET"
+    target_goes_on
+    target_verifies
+  done
+  start_target torture
+  attaches
+  (($(left small) > 0 && $(left shared-area) > 0))
+  start_target pool --size 8M
+  attaches
+  (($(left other) > 0))
+}
+
+@test "a tree of ranks that wait for each other is attached in the middle, and to those alone that have none" {
+  start_target collective --children 4 --size 1M --pause-ms 2
+  attaches
+  assert_equal "$(json 'len(d["attached"]), sum(p["was_so"] for p in d["attached"])')" "4 0"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "two GPUs that work on each other's memory do so afterwards" {
+  STASIS_SIM_GPUS=2x1G
+  export STASIS_SIM_GPUS
+  start_target peer --size 256M
+  attaches
+  (($(converted) > 0))
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+# --- While it works
+
+# Each cycle is another program, as an agent comes to one once.
+attach_under_load() {
+  local i
+  for ((i = 0; i < $1; ++i)); do
+    start_program blocks 50
+    attaches
+    (($(converted) >= 64 << 20))
+    ((i % 4)) || { done_by suspend "$TARGET" && done_by resume "$TARGET"; }
+    ends_right
+  done
+}
+
+@test "fifty threads that call all the time: the agent comes, and all they did is right" {
+  attach_under_load 4
+}
+
+# bats test_tags=long
+@test "fifty threads that call all the time: two hundred programs" {
+  attach_under_load 200
+}
+
+# --- Addresses and room
+
+@test "a block whose address cannot be had goes back to the driver there, with its content" {
+  # The second reservation of a block is the one at its address; the first block is the driver's again.
+  STASIS_SIM_FAULTS="reserve:error=2@2" start_target graph --size 96M
+  attaches
+  assert_equal "$(left address) $(converted)" "$((32 << 20)) $((64 << 20))"
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
+@test "without room for a copy the memory stays with the driver" {
+  STASIS_SIM_GPUS=1x96M
+  export STASIS_SIM_GPUS
+  start_program blocks 4
+  attaches
+  assert_equal "$(converted) $(left no-room)" "0 $((64 << 20))"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  ends_right
+}
+
+# --- Graphs
+
+@test "a program that launches graphs of before is refused, and consent is right where they have no copy from the host" {
+  start_target graph --size 96M
+  refused 8 not-supported attach "$TARGET" --watch 4s
+  assert_contains "$err" "launches CUDA graphs that it instantiated before"
+  assert_contains "$err" "--graphs-are-safe"
+  target_goes_on
+  # The hooks are in, and all is the driver's.
+  assert_equal "$(path_in_ps)" driver
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" driver
+  done_by resume "$TARGET"
+  attaches
+  (($(converted) > 0))
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
+@test "consent given wrongly ends a graph with a copy to the host as the driver does" {
+  start_target graph-host --size 96M
+  refused 8 not-supported attach "$TARGET" --watch 4s
+  target_goes_on
+  attaches
+  wait_until 60 grep -q "719\|LAUNCH_FAILED" "$TARGET_LOG"
+}
+
+@test "a program that works and launches no graph is told of, and one that does nothing is not judged" {
+  start_target memory --size 64M
+  done_by attach "$TARGET" --json
+  assert_contains "$(json 'd["notes"]')" "launched no CUDA graph that it had instantiated before"
+  (($(converted) > 0))
+  target_verifies
+  start_target sleep --size 8M --pause-ms 3000
+  refused 8 not-supported attach "$TARGET" --watch 1ms
+  assert_contains "$err" "not known whether it uses CUDA graphs"
+}
+
+# --- Whom it refuses
+
+@test "a driver whose entry points begin otherwise is left alone" {
+  mkdir "$BATS_TEST_TMPDIR/other"
+  cp "$STASIS_LIBCUDA" "$BATS_TEST_TMPDIR/other/libcuda.so.1"
+  # mov %rsp, %rbp in its other form.
+  python3 -IS - "$BATS_TEST_TMPDIR/other/libcuda.so.1" <<'END'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+at = data.rindex(bytes.fromhex("554889e541544883ec08"))
+data[at + 1:at + 4] = bytes.fromhex("488bec")
+open(sys.argv[1], "wb").write(data)
+END
+  STASIS_LIBCUDA=$BATS_TEST_TMPDIR/other/libcuda.so.1 start_target memory --size 64M
+  refused 8 not-supported attach "$TARGET"
+  assert_contains "$err" "does not begin as those of driver 580 do"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "what is unusual is refused with the reason" {
+  start_target memory --size 8M
+  python3 -IS - "$TARGET" <<'END' 3>&- &
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0  # PTRACE_SEIZE
+time.sleep(60)
+END
+  local tracer=$!
+  at_end_kill "$tracer"
+  wait_until 60 grep -q "^TracerPid:[[:space:]]*$tracer" "/proc/$TARGET/status"
+  refused 7 busy attach "$TARGET"
+  assert_contains "$err" "traced by process"
+  kill -KILL "$tracer"
+  wait_until 60 grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"
+  done_by suspend "$TARGET"
+  refused 6 wrong-state attach "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+  CUDA_INJECTION64_PATH=/tool.so start_target memory --size 8M
+  refused 8 not-supported attach "$TARGET"
+  assert_contains "$err" "a CUDA tool is at work"
+  target_verifies
+  STASIS_AGENT=off start_target memory --size 8M
+  refused 8 not-supported attach "$TARGET"
+  target_verifies
+  start_target none
+  refused 4 not-cuda attach "$TARGET"
+}
+
+@test "a filter that lets no thread be made is left alone" {
+  need_root "reading a filter"
+  start_program cuda-refusing
+  refused 8 not-supported attach "$TARGET"
+  ends_right
+}
+
+@test "processes that may share GPU memory are refused, and after the agent has come they are asked as before" {
+  start_target ipc
+  refused 8 not-supported attach "$TARGET"
+  assert_contains "$err" "may be another process's"
+  target_goes_on
+}
+
+# --- Whatever becomes of the tool
+
+@test "a tool that is killed at any step leaves the program running, and the next one goes on" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local point action
+  for point in stopped hooked_one hooked begun closed drained found exchanging exchanged; do
+    for action in kill error; do
+      [[ $point/$action == exchanging/error ]] && continue
+      start_program blocks 8
+      STASIS_FAULT=attach.$point:$action capture timeout 60 stasis attach "$TARGET" --graphs-are-safe
+      ((status != 0))
+      [[ $action == error ]] || done_by recover --all
+      attaches
+      done_by suspend "$TARGET" --json
+      assert_equal "$(json 'd["path"]')" direct "$point $action"
+      done_by resume "$TARGET"
+      ends_right
+    done
+  done
+}
