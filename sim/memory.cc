@@ -298,8 +298,14 @@ void Memory::free_locked(std::map<Address, Allocation>::iterator it) {
     base = (*slab)->base;
     slabs_.erase(slab);
   }
-  placements_.erase(base);
-  give_back_in_area(base);
+  if (a.kind == Kind::kIpc) {
+    const auto opened = placements_.find(a.base - a.offset);
+    ::munmap(pointer(opened->first), opened->second.size);
+    placements_.erase(opened);
+  } else {
+    placements_.erase(base);
+    give_back_in_area(base);
+  }
   drop_if_unused(a.object);
 }
 
