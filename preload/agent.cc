@@ -22,6 +22,7 @@
 #include "eviction.h"
 #include "exported_fds.h"
 #include "gate.h"
+#include "intercept.h"
 #include "managed.h"
 #include "session.h"
 #include "sharing.h"
@@ -38,6 +39,10 @@ std::atomic<bool> g_started{false};
 
 void* run_agent(void*) {
   ::prctl(PR_SET_NAME, kAgentThread);
+  // The driver has memory of its own for each thread, and a program that has none left for it would
+  // be ended by the C library. One that is attached to makes its first call later.
+  cuda::CUcontext none = nullptr;
+  if (is_attached()) (void)driver().cuCtxGetCurrent(&none);
   auto* page = g_page.load();
   page->tid = static_cast<std::int32_t>(::syscall(SYS_gettid));
   // A tool that finds the magic finds an agent that listens.

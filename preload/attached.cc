@@ -16,6 +16,7 @@
 #include "activation.h"
 #include "agent.h"
 #include "eviction_internal.h"
+#include "host_reserve.h"
 #include "intercept.h"
 
 namespace stasis::preload {
@@ -313,6 +314,13 @@ void note_launch(void* executable) {
     __atomic_fetch_add(&attach_state().launches, 1, __ATOMIC_RELAXED);
 }
 
+struct ReserveEnds {
+  ReserveEnds() = default;
+  ReserveEnds(const ReserveEnds&) = delete;
+  ReserveEnds& operator=(const ReserveEnds&) = delete;
+  ~ReserveEnds() { give_reserve_back(); }
+};
+
 constexpr CallWatch kWatch{&note_work, &note_graph, &note_launch};
 // Later nothing is asked of graphs any more.
 constexpr CallWatch kLaterWatch{&note_context, [](void*) {}, [](void*) {}};
@@ -349,6 +357,11 @@ __attribute__((visibility("default"))) int stasis_attach_prepare(std::uint64_t) 
                "environment has STASIS_AGENT=off",
                ""));
   }
+  // What is made here has to be made, or it would end the program.
+  if (!make_reserve())
+    return static_cast<int>(
+        answer(AttachAnswer::kNoRoom, "it has no memory left for the hooks", ""));
+  const ReserveEnds ends;
   static FoundDriver found;
   found = {};
   ::dl_iterate_phdr(&note_if_driver, &found);

@@ -112,7 +112,9 @@ void Session::close_gate() {
     if (captures) ::usleep(1000);
   }
   Outcome outcome;
-  switch (wait_for_devices(timeout, outcome)) {
+  // With all memory the driver's, its lock waits for the devices, and needs no thread for it.
+  const bool is_drivers = page_.origin == direct::AgentOrigin::kHooked;
+  switch (is_drivers ? Waited::kDone : wait_for_devices(timeout, outcome)) {
     case Waited::kDone:
       break;
     case Waited::kTimeout:

@@ -162,14 +162,21 @@ class Attaching {
       STASIS_TRY_ASSIGN(auto agent, find_begun_agent(env_, *process, deadline));
       if (!agent) {
         if (!process->alive()) continue;
-        return fail(
-            ErrorCode::kTimeout,
-            fmt::format("the agent in process {} has not begun to listen", process->pid().value),
-            "try again");
+        return fail(ErrorCode::kTimeout,
+                    fmt::format("the agent in process {} has not begun to listen: it needs a "
+                                "thread, a descriptor and some memory",
+                                process->pid().value),
+                    "see the limits of the process (`prlimit --pid`), and try again");
       }
       agents_.add(std::move(*agent));
     }
-    return fault(FaultPoint::kAttachBegun);
+    STASIS_TRY(fault(FaultPoint::kAttachBegun));
+    // What they need for what comes is set aside.
+    for (AgentClient& agent : agents_) {
+      auto ready = agent.ask(AgentCommand::kPrepare, 1, kAtOnce);
+      if (!ready && agent.pidfd().alive()) return ready;
+    }
+    return {};
   }
 
   // A graph that was instantiated before holds the memory that its copies from and to the host
@@ -257,6 +264,7 @@ class Attaching {
     STASIS_TRY(std::move(found));
     STASIS_TRY(fault(FaultPoint::kAttachFound));
     phases_.begin("exchange");
+    STASIS_TRY(drop_ended());
     for (AgentClient& agent : agents_) {
       auto done = exchange(agent);
       if (!agent.pidfd().alive()) continue;
@@ -264,7 +272,16 @@ class Attaching {
       if (done && state && *state) note(agent.pid(), **state);
       if (!done) return fail(of_failure(agent.pid(), std::move(done.error()), state));
     }
+    STASIS_TRY(drop_ended());
     return fault(FaultPoint::kAttachExchanged);
+  }
+
+  Result<void> drop_ended() {
+    agents_.drop_ended();
+    if (!agents_.empty()) return {};
+    return fail(ErrorCode::kProcessGone,
+                fmt::format("the processes below {} that were to be attached to have ended",
+                            group_.root().value));
   }
 
   // An address that is free for a moment may be taken by any thread that maps memory: they stand
@@ -272,8 +289,9 @@ class Attaching {
   Result<void> exchange(AgentClient& agent) {
     bool begun = false;
     const auto deadline = Clock::now() + kStopTimeout;
+    const auto is_over = [&] { return !agent.pidfd().alive() || (begun && agent.has_answered()); };
     auto stood = trace_on_own_thread([&]() -> Result<void> {
-      while (!begun || !agent.has_answered()) {
+      while (!is_over()) {
         const auto spared = agents_threads(agent.pid());
         auto stopped = proc::StoppedThreads::stop(*agent.address_space(), [&](Tid thread) {
           return std::find(spared.begin(), spared.end(), thread) == spared.end();
@@ -282,16 +300,19 @@ class Attaching {
             (begun || stopped.error().code != ErrorCode::kBusy || Clock::now() >= deadline))
           return begun ? Result<void>() : Result<void>(fail(std::move(stopped.error())));
         if (stopped) {
+          // It has ended, or has no thread but the agent's: then none maps memory.
+          const bool none = stopped->threads().empty();
           if (!std::exchange(begun, true)) {
             agent.begin(AgentCommand::kAdopt, direct::kExchange);
             fault_only(FaultPoint::kAttachExchanging);
           }
+          if (none) return {};
           const auto until = Clock::now() + kStandsStill;
-          while (!agent.has_answered() && Clock::now() < until)
+          while (!is_over() && Clock::now() < until)
             std::this_thread::sleep_for(kAnswerPoll);
           stopped->let_go();
         }
-        if (!begun || !agent.has_answered()) std::this_thread::sleep_for(kRunsOn);
+        if (!is_over()) std::this_thread::sleep_for(kRunsOn);
       }
       return {};
     });

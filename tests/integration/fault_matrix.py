@@ -33,9 +33,7 @@ MEMORY = "4M"
 MEMORY_BY_AGENT = "12M"  # of which some is in pieces that it serves
 # What is in a target stays there: the mapping in which its threads are parked, and what its workers have in the
 # place of the files that they inherited.
-ONCE_PER_TARGET = ("attach.loaded", "attach.stopped", "attach.hooked_one", "attach.hooked", "attach.begun", "attach.watched",
-                   "attach.closed", "attach.drained", "attach.found", "attach.exchanging", "attach.exchanged", "attach.opened",
-                   "park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
+ONCE_PER_TARGET = ("park.step", "park.mapped", "replace.before", "replace.step", "replace.closed", "replace.file",
                    "replace.mapped", "replace.after")
 
 # Nothing there differs with the agent.
@@ -360,7 +358,8 @@ class Place:
         self.drop_image()
         self.end_other()
         kind = kind_of(scenario)
-        if point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
+        # An agent comes to a program once.
+        if scenario.verb == "attach" or point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
             self.end_target()
             self.pid, self.workers = 0, []
         if scenario.verb != "restore":

@@ -36,6 +36,9 @@ as_in() {
   start_target memory --size 1M
   as_in ps 0 ps
   as_in doctor 0 doctor "$TARGET" --no-trial
+  as_in attach 0 attach "$TARGET" --graphs-are-safe
+  as_in attach 0 attach "$TARGET"
+  assert_equal "$(json 'd["was_so"], len(d["attached"])')" "True 1"
   as_in suspend 0 suspend "$TARGET"
   assert_equal "$(json 'd["was_so"], d["standstill_seconds"] > 0')" "False True"
   as_in suspend 0 suspend "$TARGET"
