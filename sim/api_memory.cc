@@ -20,6 +20,7 @@ Address address(const void* pointer) { return reinterpret_cast<Address>(pointer)
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (auto rc = suffer(driver.next_plan(FaultAction::kAllocate)); rc != CUDA_SUCCESS) return rc;
     return driver.memory.allocate(slot_of(driver, context), context.device, bytes, &context, *out);
   });
 }

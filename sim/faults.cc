@@ -53,6 +53,8 @@ bool parse_action(std::string_view word, FaultAction& out) {
     out = FaultAction::kLimit;
   else if (word == "reserve")
     out = FaultAction::kReserve;
+  else if (word == "allocate")
+    out = FaultAction::kAllocate;
   else
     return false;
   return true;

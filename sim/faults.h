@@ -26,10 +26,11 @@ enum class FaultAction {
   kModule,    // kernels are loaded
   kLimit,     // a context's limit is set
   kReserve,   // addresses are reserved
+  kAllocate,  // plain device memory is allocated
 };
 // The process's own, which are counted from the first of them.
 inline constexpr FaultAction kFirstOwnCall = FaultAction::kContext;
-inline constexpr std::size_t kOwnCalls = 6;
+inline constexpr std::size_t kOwnCalls = 7;
 inline bool is_own_call(FaultAction action) { return action >= kFirstOwnCall; }
 
 enum class FaultEffect {

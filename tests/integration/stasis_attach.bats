@@ -104,6 +104,20 @@ ends_right() {
   (($(left other) > 0))
 }
 
+@test "workers that a program has forked go on, and are dumped with it" {
+  need_root "CRIU"
+  start_target loader --size 8M
+  attaches
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  dump_it
+  restore_it
+  target_goes_on
+  restored_verifies 1
+}
+
 @test "a tree of ranks that wait for each other is attached in the middle, and to those alone that have none" {
   start_target collective --children 4 --size 1M --pause-ms 2
   attaches
@@ -159,6 +173,15 @@ attach_under_load() {
   target_goes_on
   cycle_by direct
   target_verifies
+}
+
+@test "a block that neither the agent nor the driver gets at its address is told as lost" {
+  # The program's own four come first.
+  STASIS_SIM_FAULTS="reserve:error=2@2; allocate:error=2@5" start_target graph --size 96M
+  capture timeout 60 stasis attach "$TARGET" --graphs-are-safe
+  assert_equal "$status" 12
+  assert_contains "$err" "32.0 MiB of its GPU memory could be had at its address neither by the agent nor by the driver"
+  assert_contains "$err" "end the program"
 }
 
 @test "without room for a copy the memory stays with the driver" {
