@@ -6,20 +6,16 @@
 // driver's hands when it is freed, so it is left alone. If an address cannot be had all the same,
 // the block goes back to the driver there, with its content (H100, 580.159.04: 161 of PyTorch's 162
 // segments were taken, and one went back).
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <cstring>
-#include <string>
+#include <iterator>
 #include <vector>
 
 #include "activation.h"
 #include "attached.h"
 #include "eviction_internal.h"
 #include "intercept.h"
+#include "own_mappings.h"
 
 namespace stasis::preload {
 
@@ -86,27 +82,16 @@ struct Range {
 // simulated one maps its GPU's files there.
 std::vector<Range> ranges_to_ask(bool simulated) {
   std::vector<Range> ranges;
-  FILE* maps = std::fopen("/proc/self/maps", "re");
-  if (!maps) return ranges;
-  char line[4096];
-  while (std::fgets(line, sizeof line, maps)) {
-    std::uint64_t start = 0;
-    std::uint64_t end = 0;
-    std::uint64_t inode = 0;
-    char rights[8] = "";
-    if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s %*s %*s %" SCNu64, &start, &end, rights,
-                    &inode) != 4)
-      continue;
-    const bool reserved = inode == 0 && std::strcmp(rights, "---p") == 0;
-    if (!reserved && !(simulated && inode != 0 && rights[3] == 's')) continue;
-    start = (start + kStep - 1) / kStep * kStep;
-    if (start >= end) continue;
+  for_each_own_mapping([&](const OwnMapping& mapping) {
+    const bool reserved = mapping.inode == 0 && std::strcmp(mapping.rights, "---p") == 0;
+    if (!reserved && !(simulated && mapping.inode != 0 && mapping.rights[3] == 's')) return;
+    const CUdeviceptr start = (mapping.start + kStep - 1) / kStep * kStep;
+    if (start >= mapping.end) return;
     if (!ranges.empty() && ranges.back().end == start)
-      ranges.back().end = end;
+      ranges.back().end = mapping.end;
     else
-      ranges.push_back({start, end});
-  }
-  std::fclose(maps);
+      ranges.push_back({start, mapping.end});
+  });
   return ranges;
 }
 

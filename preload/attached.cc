@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -18,6 +17,7 @@
 #include "eviction_internal.h"
 #include "host_reserve.h"
 #include "intercept.h"
+#include "own_mappings.h"
 
 namespace stasis::preload {
 namespace {
@@ -152,17 +152,9 @@ void* map_near(const Range& driver, std::size_t size) {
   constexpr std::uintptr_t kReach = std::uintptr_t{1900} << 20;
   constexpr std::uintptr_t kLowest = std::uintptr_t{1} << 20;
   std::vector<Range> taken;
-  FILE* maps = std::fopen("/proc/self/maps", "re");
-  if (!maps) return nullptr;
-  char line[512];
-  bool begins = true;
-  while (std::fgets(line, sizeof line, maps)) {
-    Range one;
-    if (begins && std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &one.start, &one.end) == 2)
-      taken.push_back(one);
-    begins = std::strchr(line, '\n') != nullptr;
-  }
-  std::fclose(maps);
+  for_each_own_mapping([&](const OwnMapping& mapping) {
+    taken.push_back({mapping.start, mapping.end});
+  });
   const auto fits = [&](std::uintptr_t at) {
     const auto end = at + size;
     return at >= kLowest && std::max(end, driver.end) - std::min(at, driver.start) < kReach;
@@ -338,8 +330,8 @@ void watch_contexts_alone() {
 }  // namespace stasis::preload
 
 // For the tool, by their names.
-extern "C" {
 // NOLINTBEGIN(readability-identifier-naming): C names
+extern "C" {
 __attribute__((visibility("default"))) stasis::attach::AttachState stasis_attach_state{};
 
 __attribute__((visibility("default"))) int stasis_attach_prepare(std::uint64_t) {
@@ -385,8 +377,8 @@ __attribute__((visibility("default"))) int stasis_attach_begin(std::uint64_t) {
   stasis::preload::Agent::start();
   return 0;
 }
-// NOLINTEND
 }
+// NOLINTEND(readability-identifier-naming)
 
 namespace stasis::preload {
 attach::AttachState& attach_state() { return stasis_attach_state; }

@@ -169,6 +169,7 @@ extern "C" {
 STASIS_SIM_API(STASIS_SIM_DECLARE)
 #undef STASIS_SIM_DECLARE
 stasis::cuda::fn::cuGetProcAddress_v1 cuGetProcAddress __asm__("sim_cuGetProcAddress");
+// NOLINTNEXTLINE(readability-identifier-naming): as those of the list
 void stasis_sim_entry_cuGetProcAddress() __asm__("cuGetProcAddress");
 // Not in the list: programs that ask for it by cuGetProcAddress would use it for more than is
 // simulated.
