@@ -199,7 +199,12 @@ void* behind_hook(void* entry) {
 }
 
 AttachAnswer answer(AttachAnswer what, const char* words, const char* detail) {
-  std::snprintf(attach_state().message, sizeof attach_state().message, "%s%s", words, detail);
+  auto& message = attach_state().message;
+  std::size_t used = 0;
+  for (const char* text : {words, detail})
+    for (; *text && used + 1 < sizeof message; ++text)
+      message[used++] = *text;
+  message[used] = '\0';
   return what;
 }
 
