@@ -9,12 +9,16 @@
 #include <array>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <sstream>
 
 #include <fmt/format.h>
 
+#include "abi/attach_state.h"
 #include "base/fd.h"
+#include "doctor/breakpoints.h"
 #include "doctor/criu_checks.h"
 
 namespace stasis::doctor {
@@ -43,11 +47,27 @@ constexpr unsigned char kInt3 = 0xcc;
 constexpr std::array<unsigned char, 5> kNop5 = {0x0f, 0x1f, 0x44, 0x00, 0x00};
 constexpr unsigned char kCall = 0xe8;
 
-// The address of the first one in what is mapped, of a page whose file says `file`.
-std::optional<std::size_t> find_breakpoint(const std::vector<unsigned char>& memory,
-                                           const std::vector<unsigned char>& file) {
+constexpr unsigned char kJump = 0xe9;
+constexpr std::size_t kJumpBytes = 5;
+
+// At the beginning of an entry point of the driver's, all of which begin alike.
+bool is_hook(std::span<const unsigned char> memory, std::span<const unsigned char> file) {
+  return memory.size() >= attach::kEntryBytes && memory[0] == kJump &&
+         std::equal(std::begin(attach::kEntryBegin), std::end(attach::kEntryBegin), file.begin()) &&
+         std::equal(memory.begin() + kJumpBytes, memory.begin() + attach::kEntryBytes,
+                    file.begin() + kJumpBytes);
+}
+
+}  // namespace
+
+std::optional<std::size_t> find_breakpoint(std::span<const unsigned char> memory,
+                                           std::span<const unsigned char> file) {
   for (std::size_t i = 0; i < memory.size(); ++i) {
     if (memory[i] == file[i]) continue;
+    if (is_hook(memory.subspan(i), file.subspan(i))) {
+      i += kJumpBytes - 1;
+      continue;
+    }
     if (memory[i] == kInt3) return i;
     if (memory[i] == kCall && i + kNop5.size() <= file.size() &&
         std::memcmp(&file[i], kNop5.data(), kNop5.size()) == 0) {
@@ -56,6 +76,8 @@ std::optional<std::size_t> find_breakpoint(const std::vector<unsigned char>& mem
   }
   return std::nullopt;
 }
+
+namespace {
 
 class CodeSearch {
  public:
