@@ -154,16 +154,27 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
 
 }  // namespace
 
-bool HostMemory::find(const Group& group, bool always) {
+std::uint64_t HostMemory::add_sources(
+    const Group& group,
+    const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
+    std::vector<Source>& sources) {
+  std::uint64_t bytes = 0;
   for (const GroupMember& member : group.members()) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     auto space = proc::AddressSpace::open(member.process.pid());
     if (!space) continue;
-    auto ranges = find_host_memory(*space);
+    auto pagemap = open_pagemap(*space);
+    if (!pagemap) continue;
+    auto ranges = find(*space);
     if (ranges.empty() || !member.process.alive()) continue;
-    bytes_ += total_of(ranges);
-    sources_.push_back({std::move(*space), std::move(ranges)});
+    bytes += total_of(ranges);
+    sources.push_back({std::move(*space), std::move(*pagemap), std::move(ranges)});
   }
+  return bytes;
+}
+
+bool HostMemory::find(const Group& group, bool always) {
+  bytes_ = add_sources(group, find_host_memory, sources_);
   return !sources_.empty() && (always || bytes_ >= kWorthIt);
 }
 
@@ -192,8 +203,8 @@ Result<std::uint64_t> HostMemory::look(
                             const HostPiece& piece = pieces[i];
                             STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
                             const auto bytes = buffer.first(piece.bytes);
-                            if (!sources[piece.stream].space.read(piece.address, bytes.data(),
-                                                                  bytes.size()))
+                            const Source& source = sources[piece.stream];
+                            if (!read_pages(source.space, source.pagemap, piece.address, bytes))
                               return piece.bytes;
                             STASIS_TRY_ASSIGN(const auto more, take(bytes));
                             counted += more;
@@ -210,16 +221,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   constexpr int kMostLooks = 4;
   constexpr std::size_t kSample = 16;
   std::vector<Source> sources;
-  std::uint64_t bytes = 0;
-  for (const GroupMember& member : group.members()) {
-    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
-    auto space = proc::AddressSpace::open(member.process.pid());
-    if (!space) continue;
-    auto ranges = guess_host_memory(*space);
-    if (ranges.empty() || !member.process.alive()) continue;
-    bytes += total_of(ranges);
-    sources.push_back({std::move(*space), std::move(ranges)});
-  }
+  const std::uint64_t bytes = add_sources(group, guess_host_memory, sources);
   struct statvfs room {};
   if (sources.empty() || bytes < least || ::fstatvfs(image_dir.get(), &room) != 0 ||
       room.f_bavail * room.f_frsize < 2 * bytes)
@@ -285,8 +287,9 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
                             const HostPiece& piece = pieces[i];
                             STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
                             const auto bytes = buffer.first(piece.bytes);
-                            STASIS_TRY(sources_[piece.stream].space.read(
-                                piece.address, bytes.data(), bytes.size()));
+                            const Source& source = sources_[piece.stream];
+                            STASIS_TRY(
+                                read_pages(source.space, source.pagemap, piece.address, bytes));
                             STASIS_TRY(writer_->write(piece.stream, piece.offset, bytes));
                             return piece.bytes;
                           }));

@@ -60,8 +60,14 @@ class HostMemory {
  private:
   struct Source {
     proc::AddressSpace space;
+    UniqueFd pagemap;
     std::vector<AddressRange> ranges;
   };
+  // With memory of the members, as `find` sees it, and how much that is.
+  static std::uint64_t add_sources(
+      const Group& group,
+      const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
+      std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);
   static Result<std::uint64_t> look(
       const Environment& env, const std::vector<Source>& sources,

@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -189,7 +190,7 @@ void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRan
 
 std::vector<AddressRange> find(const proc::AddressSpace& space,
                                const std::vector<std::uint64_t>& pointers) {
-  auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY);
+  auto pagemap = open_pagemap(space);
   if (!pagemap || has_what_knows_pages(space.pid())) return {};
   std::vector<AddressRange> out;
   for (const AddressRange& mapping : plain_mappings(space.pid(), pointers))
@@ -199,6 +200,38 @@ std::vector<AddressRange> find(const proc::AddressSpace& space,
 }
 
 }  // namespace
+
+Result<UniqueFd> open_pagemap(const proc::AddressSpace& space) {
+  STASIS_TRY_ASSIGN(
+      auto pagemap,
+      open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY));
+  // Opened by number; from here on it is bound to the address space.
+  STASIS_TRY(space.check_current());
+  return pagemap;
+}
+
+Result<void> read_pages(const proc::AddressSpace& space, const UniqueFd& pagemap,
+                        std::uint64_t address, std::span<std::byte> bytes) {
+  std::vector<std::uint64_t> pages(bytes.size() / kHostPage);
+  const std::size_t size = pages.size() * sizeof pages[0];
+  const auto from = static_cast<off_t>(address / kHostPage * sizeof pages[0]);
+  if (::pread(pagemap.get(), pages.data(), size, from) != static_cast<ssize_t>(size))
+    return space.read(address, bytes.data(), bytes.size());
+  const auto there = [&](std::size_t page) { return (pages[page] & (kThere | kSwappedOut)) != 0; };
+  for (std::size_t first = 0; first < pages.size();) {
+    std::size_t end = first + 1;
+    while (end < pages.size() && there(end) == there(first))
+      ++end;
+    std::byte* const to = bytes.data() + first * kHostPage;
+    const std::size_t length = (end - first) * kHostPage;
+    if (there(first))
+      STASIS_TRY(space.read(address + first * kHostPage, to, length));
+    else
+      std::memset(to, 0, length);
+    first = end;
+  }
+  return {};
+}
 
 std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
   const auto pointers = stack_pointers(space.pid());

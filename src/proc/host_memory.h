@@ -8,9 +8,12 @@
 // shared. docs/adr/0047-host-memory.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/result.h"
 #include "proc/address_space.h"
 #include "proc/zero_pages.h"
@@ -25,7 +28,15 @@ inline constexpr std::uint64_t kHostBlock = 256U << 10;
 // if it cannot be told for certain. All threads of the process but the driver's are parked.
 std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space);
 
-// What that would find, about, if the threads, which run, were parked now.
+// Of the pages of that process, for read_pages(). kProcessGone, kNotPermitted.
+Result<UniqueFd> open_pagemap(const proc::AddressSpace& space);
+// Whole pages at `address`; those that are not there read as zeros, and do not come to be there:
+// for a plain read the kernel maps its page of zeros, and find_host_memory() takes that for a
+// shared one. The errors of AddressSpace::read(). Any number of threads at once.
+Result<void> read_pages(const proc::AddressSpace& space, const UniqueFd& pagemap,
+                        std::uint64_t address, std::span<std::byte> bytes);
+
+// What find_host_memory() would find, about, if the threads, which run, were parked now.
 std::vector<AddressRange> guess_host_memory(const proc::AddressSpace& space);
 
 }  // namespace stasis

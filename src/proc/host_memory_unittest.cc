@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -49,6 +50,38 @@ std::uint64_t bytes_of(const std::vector<AddressRange>& ranges) {
   for (const AddressRange& range : ranges)
     bytes += range.end - range.start;
   return bytes;
+}
+
+// Three pages in four; the others the program has never touched.
+void fill_partly_and_rest() {
+  void* memory =
+      ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) ::_exit(1);
+  for (std::size_t at = 0; at < kMemory; at += 4096)
+    if (at / 4096 % 4 != 0) std::memset(static_cast<std::byte*>(memory) + at, 1, 4096);
+  ::pause();
+}
+
+TEST(HostMemory, IsFoundAgainWhenItWasReadAndWhatIsNotThereReadsAsZeros) {
+  const Child child([] { fill_partly_and_rest(); });
+  ::usleep(300'000);
+  const auto space = space_of(child.pid());
+  const auto pagemap = open_pagemap(*space);
+  ASSERT_TRUE(pagemap);
+  const auto found = find_host_memory(*space);
+  EXPECT_GE(bytes_of(found), kMemory - (4U << 20));
+  std::vector<std::byte> bytes(1U << 20);
+  for (const AddressRange& range : found)
+    for (std::uint64_t at = range.start; at + bytes.size() <= range.end; at += bytes.size()) {
+      std::fill(bytes.begin(), bytes.end(), std::byte{2});
+      ASSERT_TRUE(read_pages(*space, *pagemap, at, bytes));
+      for (std::size_t page = 0; page < bytes.size(); page += 4096) {
+        const bool there = bytes[page] == std::byte{1};
+        EXPECT_EQ(bytes[page + 4095], there ? std::byte{1} : std::byte{0});
+      }
+      EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{1}), bytes.size() / 4 * 3);
+    }
+  EXPECT_EQ(find_host_memory(*space), found);
 }
 
 TEST(HostMemory, IsFoundOnceThreadsThatAreOnTheirWayToRestAreThere) {

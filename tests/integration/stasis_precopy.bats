@@ -12,11 +12,12 @@ setup() {
 teardown() { end_stasis; }
 
 # start_writer MIB PART: host_writer.py, whose round and end the helpers know.
-start_writer() {
+start_writer() { start_program host_writer.py "$@"; }
+start_program() {
   TARGET_LOG=$BATS_TEST_TMPDIR/target.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
   rm -f "$TARGET_STATUS"
-  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/host_writer.py" "$TARGET_STATUS" "$1" "$2") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
@@ -91,6 +92,22 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   assert_equal "$(json 'd["precopied_bytes"]')" 0
   [[ ! -e $image/host ]]
   runs_on
+  end_writer
+  done_by restore --images-dir "$image" --detach
+  runs_on
+}
+
+host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
+
+@test "pages that a program has never touched are not there either when it was saved, so that it is saved so again" {
+  local i
+  start_program host_sparse.py 96
+  for i in 1 2 3; do
+    done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --force --host-memory parallel --json
+    (($(host_bytes "$image") >= 80 << 20))
+    (($(json 'd["precopied_bytes"]') >= 64 << 20))
+    runs_on
+  done
   end_writer
   done_by restore --images-dir "$image" --detach
   runs_on
