@@ -26,8 +26,8 @@ struct Table {
   std::atomic<std::uint64_t> is_heard;  // 1: the library reads the table
   std::atomic<std::uint64_t> count;     // of the ranges
   std::atomic<std::uint64_t> hidden;    // pages that criu has asked for and not seen
-  std::uint64_t reserved;
-  Range ranges[1];  // as many as there is room for
+  std::atomic<std::uint64_t> is_asked;  // 1: criu has looked at pages of a process since
+  Range ranges[1];                      // as many as there is room for
 };
 
 // Of the table. The pages of it that nothing was written to take no memory.

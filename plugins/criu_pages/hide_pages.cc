@@ -156,6 +156,12 @@ long hide_regions(std::uint64_t pid, ScanArgument& scan, long found, std::uint64
   return static_cast<long>(kept);
 }
 
+// criu looks at pages only once it has stopped all processes that it dumps.
+void note_asked(std::uint64_t pid) {
+  if (pid != static_cast<std::uint64_t>(::getpid()))
+    table->is_asked.store(1, std::memory_order_release);
+}
+
 std::uint64_t ranges() {
   return table == nullptr ? 0 : table->count.load(std::memory_order_acquire);
 }
@@ -164,9 +170,11 @@ ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
   const long got = ::syscall(SYS_pread64, fd, buffer, bytes, offset);
   const std::uint64_t count = ranges();
   if (got <= 0 || count == 0) return got;
-  if (const std::uint64_t pid = process_of(fd))
-    hide_entries(pid, static_cast<unsigned char*>(buffer), static_cast<std::size_t>(got),
-                 static_cast<std::uint64_t>(offset), count);
+  const std::uint64_t pid = process_of(fd);
+  if (pid == 0) return got;
+  note_asked(pid);
+  hide_entries(pid, static_cast<unsigned char*>(buffer), static_cast<std::size_t>(got),
+               static_cast<std::uint64_t>(offset), count);
   return got;
 }
 
@@ -207,9 +215,10 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
   va_end(list);
   const long result = ::syscall(SYS_ioctl, fd, request, argument);
   const std::uint64_t count = ranges();
-  if (request != kPagemapScan || result <= 0 || count == 0) return static_cast<int>(result);
+  if (request != kPagemapScan || result < 0 || count == 0) return static_cast<int>(result);
   const std::uint64_t pid = process_of(fd);
   if (pid == 0) return static_cast<int>(result);
+  note_asked(pid);
   return static_cast<int>(hide_regions(pid, *static_cast<ScanArgument*>(argument), result, count));
 }
 

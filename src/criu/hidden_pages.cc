@@ -44,6 +44,8 @@ bool HiddenPages::hide(std::vector<Range> ranges) {
   return true;
 }
 
+bool HiddenPages::is_asked() const { return table_->is_asked.load(std::memory_order_acquire) != 0; }
+
 std::uint64_t HiddenPages::hidden_bytes() const {
   return table_->hidden.load(std::memory_order_relaxed) * 4096;
 }

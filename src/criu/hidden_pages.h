@@ -30,6 +30,8 @@ class HiddenPages {
   // Once, before criu looks at a process; in any order. False if there are more than there is room
   // for, and then none is hidden.
   bool hide(std::vector<hidden_pages::Range> ranges);
+  // Whether criu has looked at pages of a process since: it has then stopped all that it dumps.
+  bool is_asked() const;
   // Bytes that criu has asked for and not seen, so far.
   std::uint64_t hidden_bytes() const;
 

@@ -157,14 +157,23 @@ TEST_F(HiddenPagesChild, DISABLED_SeesThePagesThatAreNotHidden) {
   EXPECT_EQ(head[1], 'E');
   EXPECT_EQ(::ioctl(other.get(), TCGETS, head.data()), -1);
   EXPECT_EQ(errno, ENOTTY);
+  // Its own are none of those that it stops.
+  EXPECT_EQ(table_->is_asked, 0U);
+  const std::string parent = "/proc/" + std::to_string(::getppid()) + "/pagemap";
+  const UniqueFd others(::open(parent.c_str(), O_RDONLY | O_CLOEXEC));
+  std::uint64_t entry = 0;
+  EXPECT_EQ(::pread(others.get(), &entry, sizeof entry, static_cast<off_t>(start_ / kPage * 8)), 8);
+  EXPECT_EQ(table_->is_asked, 1U);
 }
 
 TEST(HiddenPages, AreHeardOfByWhatLoadsTheLibrary) {
   auto pages = HiddenPages::create();
   ASSERT_TRUE(pages) << pages.error().to_string();
   EXPECT_FALSE(pages->is_heard());
+  EXPECT_FALSE(pages->is_asked());
   EXPECT_EQ(run_child(*pages), 0);
   EXPECT_TRUE(pages->is_heard());
+  EXPECT_TRUE(pages->is_asked());
   EXPECT_GT(pages->hidden_bytes(), 0U);
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <functional>
@@ -326,8 +327,9 @@ class DumpRun {
     }
     STASIS_TRY(hidden);
     if (!*hidden) return host_.forget_precopied(writer_->dir());
-    // While CRIU works: the processes stand still, and it does not see that memory.
+    // While CRIU works: it does not see that memory.
     saving_ = in_background([this]() -> Result<void> {
+      wait_until_stopped();
       NoProgress quiet;
       const Environment here{env_.driver, stop_saving_, quiet, {}};
       return host_.save(here, writer_->dir(), host_content_options());
@@ -335,8 +337,16 @@ class DumpRun {
     return {};
   }
 
+  // Until CRIU has stopped the whole tree, processes without CUDA may write into the memory of
+  // those that stand still (process_vm_writev(2), as MPI does), and go on as if it had arrived.
+  void wait_until_stopped() const {
+    while (!all_stand_still_ && !stop_saving_.requested() && !hidden_pages_->is_asked())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
   Result<void> finish_host_memory() {
     if (!saving_.valid()) return {};
+    all_stand_still_ = true;
     constexpr std::chrono::milliseconds kLook{50};
     phases_.begin("host memory");
     while (saving_.wait_for(kLook) == std::future_status::timeout)
@@ -569,7 +579,10 @@ class DumpRun {
   DumpReport report_;
   std::optional<ImageWatcher> watcher_;
   KeepReport kept_files_;
-  std::future<Result<void>> saving_;  // ends before what it needs
+  std::atomic<bool> all_stand_still_ = false;  // CRIU has written all that it has to
+  std::future<Result<void>> saving_;           // ends before what it needs
+  // Also should an exception end us, which would wait for it for ever.
+  ScopeGuard<std::function<void()>> end_saving_{[this] { stop_saving_.request(SIGTERM); }};
   // A program that runs on has its files by their own names.
   ScopeGuard<std::function<void()>> forget_links_{[this] { remove_links(kept_files_.links); }};
 };

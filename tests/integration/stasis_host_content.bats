@@ -11,12 +11,12 @@ setup() {
 }
 teardown() { end_stasis; }
 
-# start_program MIB: host_memory.py, whose round and end the helpers know.
+# start_program MIB [FILE]: host_memory.py, or another, whose round and end the helpers know.
 start_program() {
   TARGET_LOG=$BATS_TEST_TMPDIR/target.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
   rm -f "$TARGET_STATUS"
-  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/host_memory.py" "$TARGET_STATUS" "$1") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/${2:-host_memory.py}" "$TARGET_STATUS" "$1") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
@@ -104,6 +104,17 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
     runs_on
     (($(target_round) < after + 20))
     end_all
+  done
+}
+
+@test "what another process of the tree writes into it until CRIU stops both is as it was when it had stopped both" {
+  local i
+  start_program 64 host_other.py
+  for i in 1 2 3; do
+    dump_it --host-memory parallel --force
+    (($(host_bytes) >= 48 << 20))
+    restore_it
+    runs_on
   done
 }
 
