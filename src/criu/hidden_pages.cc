@@ -23,6 +23,13 @@ Result<HiddenPages> HiddenPages::create() {
   std::string library = own_file("libstasis-criu-pages.so");
   if (::access(library.c_str(), R_OK) != 0)
     return fail(ErrorCode::kNotSupported, library + " is not there", "install Stasis whole");
+  // The linker takes blanks and colons for separators, and replaces what a dollar begins: it would
+  // look for the rest where criu happens to work.
+  if (library.find_first_of(" :$") != std::string::npos)
+    return fail(
+        ErrorCode::kNotSupported,
+        library + " has a blank, a colon or a dollar in its path, which LD_PRELOAD cannot hold",
+        "install Stasis elsewhere");
   UniqueFd file(::memfd_create("stasis-hidden-pages", MFD_CLOEXEC));
   if (!file.valid() || ::ftruncate(file.get(), static_cast<off_t>(kTableBytes)) != 0)
     return fail(errno_error("cannot create a memory file", errno));

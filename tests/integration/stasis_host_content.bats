@@ -185,3 +185,25 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   ((status != 0))
   number_is_free
 }
+
+# Where the loader took the rest of the path for another library, found from where criu was started.
+@test "in a folder with a blank in its name criu loads nothing of ours, and saves all" {
+  local there="$BATS_TEST_TMPDIR/a folder"
+  mkdir -p "$there/bin" "$there/lib/stasis" "$BATS_TEST_TMPDIR/cwd/folder/lib/stasis"
+  cp "$STASIS_BUILD/bin/stasis" "$there/bin/"
+  cp "$STASIS_BUILD"/lib/stasis/*.so "$STASIS_BUILD"/lib/stasis/stasis-* "$there/lib/stasis/"
+  cat >"$BATS_TEST_TMPDIR/planted.c" <<'END'
+#include <fcntl.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void planted(void) { creat(getenv("PLANTED"), 0600); }
+END
+  gcc -shared -fPIC -o "$BATS_TEST_TMPDIR/cwd/folder/lib/stasis/libstasis-criu-pages.so" "$BATS_TEST_TMPDIR/planted.c"
+  start_program 24
+  cd "$BATS_TEST_TMPDIR/cwd"
+  PLANTED=$BATS_TEST_TMPDIR/was_loaded capture "$there/bin/stasis" dump "$TARGET" --images-dir "$image" --leave-running --host-memory parallel
+  assert_equal "$status" 0
+  [[ ! -e $BATS_TEST_TMPDIR/was_loaded ]]
+  assert_contains "$err" "LD_PRELOAD cannot hold"
+  assert_equal "$(host_bytes)" 0
+  runs_on
+}
