@@ -205,8 +205,8 @@ class DumpRun {
     auto created = ImageWriter::create(options_.images_dir, options_.overwrite);
     if (!created) return fail(no_directory(std::move(created.error())));
     writer_.emplace(std::move(*created));
-    STASIS_TRY(
-        check_disk_space(env_, group(), writer_->criu_dir(), writer_->final_path(), base_.get()));
+    STASIS_TRY_ASSIGN(image_bytes_, check_disk_space(env_, group(), writer_->criu_dir(),
+                                                     writer_->final_path(), base_.get()));
     criu_options_ = options_.criu;
     if (!criu_options_.shell_job && proc::is_shell_job(group().infos())) {
       criu_options_.shell_job = true;
@@ -311,7 +311,7 @@ class DumpRun {
     if (!goes_on() || !hidden_pages_ || options_.precopy == Precopy::kNever) return {};
     phases_.begin("pre-copy");
     auto done = host_.precopy(env_, group(), writer_->dir(), host_content_options(),
-                              options_.precopy == Precopy::kAlways ? 0 : kWorthIt);
+                              {options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_});
     phases_.end();
     return done;
   }
@@ -564,6 +564,7 @@ class DumpRun {
   HostMemory host_;
   Interrupt stop_saving_;
   bool is_committed_ = false;
+  std::uint64_t image_bytes_ = 0;  // about, at most
   std::optional<ImageWriter> writer_;
   std::optional<OpenedGroup> opened_;
   CriuOptions criu_options_;

@@ -43,8 +43,9 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
 
 }  // namespace
 
-Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
-                              const std::string& path, const ContentBase* base) {
+Result<std::uint64_t> check_disk_space(const Environment& env, const Group& group,
+                                       const UniqueFd& dir, const std::string& path,
+                                       const ContentBase* base) {
   const proc::ProcFs procfs;
   std::uint64_t needed = 0;
   for (const GroupMember& member : group.members()) {
@@ -60,7 +61,7 @@ Result<void> check_disk_space(const Environment& env, const Group& group, const 
   }
   if (base != nullptr) needed -= std::min(needed, base->usable_bytes());
   const auto free = free_space(dir);
-  if (!free || *free >= needed) return {};
+  if (!free || *free >= needed) return needed;
   return fail(ErrorCode::kNoSpace,
               fmt::format("the image needs about {} and {} has {} free", format_bytes(needed), path,
                           format_bytes(*free)),

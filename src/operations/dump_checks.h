@@ -1,6 +1,7 @@
 // What a dump refuses before it touches anything, and how it will write. Private to src/operations.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,8 +15,10 @@ namespace stasis {
 
 // Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
 // `base` counts as if nothing had changed since: if it has, the dump fails in time all the same.
-Result<void> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
-                              const std::string& path, const ContentBase* base);
+// How many bytes it counts.
+Result<std::uint64_t> check_disk_space(const Environment& env, const Group& group,
+                                       const UniqueFd& dir, const std::string& path,
+                                       const ContentBase* base);
 
 // CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. A
 // user who insists is told what it is.

@@ -215,7 +215,7 @@ Result<std::uint64_t> HostMemory::look(
 
 Result<void> HostMemory::precopy(const Environment& env, const Group& group,
                                  const UniqueFd& image_dir, const ContentOptions& options,
-                                 std::uint64_t least) {
+                                 const PrecopyLimits& limits) {
   // What is left then is copied in the time that the stop takes anyhow.
   constexpr std::uint64_t kLittle = 64U << 20;
   constexpr int kMostLooks = 4;
@@ -223,8 +223,8 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   std::vector<Source> sources;
   const std::uint64_t bytes = add_sources(group, guess_host_memory, sources);
   struct statvfs room {};
-  if (sources.empty() || bytes < least || ::fstatvfs(image_dir.get(), &room) != 0 ||
-      room.f_bavail * room.f_frsize < 2 * bytes)
+  if (sources.empty() || bytes < limits.least || ::fstatvfs(image_dir.get(), &room) != 0 ||
+      room.f_bavail * room.f_frsize < std::max(limits.image_bytes, bytes) + bytes)
     return {};
   STASIS_TRY(create_writer(image_dir, options));
   std::vector<HostPiece> pieces;

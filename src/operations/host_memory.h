@@ -38,9 +38,13 @@ class HostMemory {
   bool find(const Group& group, bool always);
   // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
   // but not for ever. save() then stores only what is new. Nothing is done if there is less than
-  // `least`, or no room for it twice. docs/adr/0054-pre-copy.md. Errors of ContentWriter.
+  // that, or no room for it beside the image. docs/adr/0054-pre-copy.md. Errors of ContentWriter.
+  struct PrecopyLimits {
+    std::uint64_t least = 0;        // bytes of memory
+    std::uint64_t image_bytes = 0;  // about what the whole image takes, that memory too
+  };
   Result<void> precopy(const Environment& env, const Group& group, const UniqueFd& image_dir,
-                       const ContentOptions& options, std::uint64_t least);
+                       const ContentOptions& options, const PrecopyLimits& limits);
   // What precopy() has stored is not wanted: nothing is left of it in the image.
   Result<void> forget_precopied(const UniqueFd& image_dir);
   // Keeps it from criu, and has the processes say so (parking.h): what CRIU restores of them lacks

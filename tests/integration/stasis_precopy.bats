@@ -112,3 +112,16 @@ host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python
   done_by restore --images-dir "$image" --detach
   runs_on
 }
+
+@test "where the disk has room for the image, but not for what is copied in vain besides, nothing is copied ahead" {
+  local small=$BATS_TEST_TMPDIR/small
+  mkdir "$small"
+  mount -t tmpfs -o size=270m tmpfs "$small"
+  # 80 MiB, which could be copied ahead, and 120 that CRIU saves.
+  start_program host_writer.py 80 0.1 120
+  capture stasis dump "$TARGET" --images-dir "$small/image" --leave-running --pre-copy on --json
+  umount -l "$small"
+  assert_equal "$status" 0
+  assert_equal "$(json 'd["precopied_bytes"]')" 0
+  runs_on
+}
