@@ -273,7 +273,7 @@ constexpr std::array kRules = {
         "pid namespace without the process init", "", kCriuFailed,
         "the process runs in a container's PID namespace, and the container's first process is "
         "not part of the tree",
-        "dump the container's first process, or use the container engine's checkpoint"},
+        "use the container engine's checkpoint, or dump it from inside the container"},
     CriuRule{"Can't dump nested", "namespace", kCriuFailed,
              "the tree has namespaces of its own inside", "dump the inner tree by itself"},
     CriuRule{"Can't dump a process with different", "", kCriuFailed,

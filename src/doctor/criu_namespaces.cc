@@ -28,8 +28,12 @@ constexpr Kind kTimeForChildren{"namespace", Severity::kRed,
 constexpr Kind kNoInit{"pid-namespace", Severity::kRed,
                        "lives in a container's PID namespace, whose first process is not part of "
                        "the tree",
-                       "dump the container's first process, or use the container engine's "
-                       "checkpoint"};
+                       "use the container engine's checkpoint, or dump it from inside the "
+                       "container"};
+constexpr Kind kInit{"pid-namespace", Severity::kRed,
+                     "is the first process of a container's PID namespace, which gets other "
+                     "numbers out here at each restore, and its image would never be restored",
+                     "use the container engine's checkpoint, or dump it from inside the container"};
 constexpr Kind kNoUsers{"user-namespace", Severity::kRed,
                         "lives in a user namespace in which its user has no number",
                         "map its users: unshare --user --map-root-user"};
@@ -74,8 +78,9 @@ bool maps_no_one(Pid pid, std::string_view map) {
 void probe_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
   const auto details = procfs.details(root);
   const ino_t pids = namespace_of(root, "pid");
-  if (details && pids != 0 && pids != our_namespace("pid") && details->ns_pid != 1)
-    out.add(root, kNoInit, fmt::format("it is number {} there", details->ns_pid));
+  if (details && pids != 0 && pids != our_namespace("pid"))
+    out.add(root, details->ns_pid == 1 ? kInit : kNoInit,
+            fmt::format("it is number {} there", details->ns_pid));
   if (!has_our_namespace(root, "user") &&
       (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))) {
     out.add(root, kNoUsers, "no user is mapped");

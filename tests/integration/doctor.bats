@@ -856,6 +856,22 @@ def case_huge_gone():
   undumpable pid-namespace "whose first process is not part of the tree"
 }
 
+# A restore gave it another number, and refused its own image after the job was gone.
+@test "red: the first process of a PID namespace, from outside" {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  # shellcheck disable=SC2016
+  (exec_on_gpu unshare --pid --fork --kill-child stasis-workload memory --size 1M --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 60 target_is_up
+  TARGET=$(pgrep -f "^stasis-workload memory --size 1M --status $TARGET_STATUS" | tail -n 1)
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights pid-namespace)" red
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "is the first process of a container's PID namespace"
+  unharmed
+}
+
 # bats test_tags=long
 @test "yellow: a restore from a cgroup that has no room for as many processes" {
   local group=/sys/fs/cgroup/pids/stasis-test-${BATS_RUN_TMPDIR##*/}
