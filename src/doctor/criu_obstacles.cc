@@ -4,8 +4,10 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/kcmp.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/xattr.h>
@@ -101,6 +103,12 @@ constexpr Kind kLock{"file-lock", Severity::kRed, "holds file locks", "dump with
 // dumps them there; but such locks are not inherited.
 constexpr Kind kPosixLock{"file-lock", Severity::kYellow,
                           "holds file locks, if not the driver does", "dump with --file-locks"};
+// CRIU 4.2.1 writes a lock of fcntl(2) down where it first meets the open file, if its owner is
+// there.
+constexpr Kind kLostLock{"file-lock", Severity::kRed,
+                         "holds file locks (fcntl) by descriptors that it has from another process "
+                         "of the tree, which CRIU loses",
+                         "let it open the file itself, or lock it by flock() or F_OFD_SETLK"};
 constexpr Kind kTcp{"tcp-connection", Severity::kRed, "has open TCP connections",
                     "dump with --tcp-established to keep them, or --tcp-close to drop them"};
 constexpr Kind kUnix{
@@ -343,7 +351,7 @@ class Search {
       // The simulated driver's entry in the list of who uses a GPU, which is locked.
       if (simulated_ && file.path.find("/owner-") != std::string::npos) continue;
       const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
-      probe_description(pid, file.descriptor, shown);
+      probe_description(pid, file, shown);
       if (file.path.starts_with("anon_inode:")) {
         const std::string_view name = std::string_view(file.path).substr(11);
         if (name == "[io_uring]") {
@@ -436,15 +444,37 @@ class Search {
     }
   }
 
+  // Whether one of the tree that CRIU comes to before this one has the same open file. By its name
+  // first: a file system that a program serves would have to answer for more.
+  bool is_from_another(Pid pid, const proc::OpenFile& held) const {
+    for (const proc::ProcessInfo& other : processes_) {
+      if (other.pid == pid) return false;
+      const auto files = procfs_.open_files(other.pid);
+      if (!files) continue;
+      for (const proc::OpenFile& file : *files) {
+        if (file.path == held.path && ::syscall(SYS_kcmp, pid.value, other.pid.value, KCMP_FILE,
+                                                held.descriptor, file.descriptor) == 0)
+          return true;
+      }
+    }
+    return false;
+  }
+
   // What /proc/PID/fdinfo says.
-  void probe_description(Pid pid, int descriptor, const std::string& shown) {
-    const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, descriptor));
+  void probe_description(Pid pid, const proc::OpenFile& file, const std::string& shown) {
+    const auto text =
+        read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
     if (!text) return;
     std::istringstream lines(*text);
     unsigned flags = 0;
     for (std::string line; std::getline(lines, line);) {
-      if (line.starts_with("lock:") && !options_.file_locks) {
-        const bool of_process = line.find(" POSIX ") != std::string::npos;
+      const bool is_lock = line.starts_with("lock:");
+      const bool of_process = is_lock && line.find(" POSIX ") != std::string::npos;
+      if (of_process && options_.file_locks && is_from_another(pid, file)) {
+        signs_.add(pid, kLostLock, shown);
+        return;
+      }
+      if (is_lock && !options_.file_locks) {
         signs_.add(pid, of_process && with_cuda_.contains(pid.value) ? kPosixLock : kLock, shown);
         return;
       }

@@ -256,6 +256,18 @@ a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.
   done_by dump "$TARGET" --images-dir "$image" --leave-running --file-locks
 }
 
+# CRIU writes such a lock down only where it meets the open file first.
+@test "red: a lock of a process by a descriptor of its parent, which is lost; one of the parent itself is not" {
+  start_with 'f = open(folder + "/locked", "w")
+if not os.fork(): fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(300)
+g = open(folder + "/own", "w"); fcntl.lockf(g, fcntl.LOCK_EX)
+if not os.fork(): time.sleep(300)'
+  refused 9 undumpable dump "$TARGET" --images-dir "$image" --leave-running --file-locks
+  assert_contains "$err" "locks (fcntl) by descriptors that it has from another process of the tree, which CRIU loses: $BATS_TEST_TMPDIR/locked"
+  [[ $err != *"/own "* ]]
+  unharmed
+}
+
 @test "red: somebody traces it; managed memory" {
   start_target managed
   capture stasis doctor "$TARGET" --no-trial --json
