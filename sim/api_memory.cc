@@ -471,8 +471,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned int flags) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
     if (!pointer || flags != kIpcMemLazyEnablePeerAccess) return CUDA_ERROR_INVALID_VALUE;
-    return driver.memory.import_ipc(handle, slot_of(driver, context), context.device, &context,
-                                    *pointer);
+    return driver.memory.import_ipc(handle, context.device, &context, *pointer);
   });
 }
 

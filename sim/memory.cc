@@ -481,16 +481,21 @@ CUresult Memory::export_ipc(Address address, CUipcMemHandle& out) const {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::import_ipc(const CUipcMemHandle& handle, int index, int device, Context* context,
+CUresult Memory::import_ipc(const CUipcMemHandle& handle, int device, Context* context,
                             Address& out) {
   IpcContent content;
+  int index = 0;
   std::memcpy(static_cast<void*>(&content), handle.reserved, sizeof content);
   if (content.magic != kIpcMagic) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(mutex_);
   // Handed out, but no other process may open it, also what is allocated anew in the same slab
   // (580.159.04).
   if (content.restored != 0) return CUDA_ERROR_NOT_PERMITTED;
-  if (!same(content.gpu, slot(index).spec.uuid)) return CUDA_ERROR_INVALID_VALUE;
+  // Also from another GPU than the current one, to whose memory that one then has access: NCCL's
+  // ranks open each other's so.
+  while (index < gpus() && !same(content.gpu, slot(index).spec.uuid))
+    ++index;
+  if (index == gpus()) return CUDA_ERROR_INVALID_VALUE;
   for (auto* known : objects_) {
     if (!(known->id == content.object)) continue;
     // The exporting process cannot open its own handle; a process that has it open gets it once

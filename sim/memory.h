@@ -136,8 +136,8 @@ class Memory {
 
   // Legacy IPC.
   cuda::CUresult export_ipc(Address address, cuda::CUipcMemHandle& out) const;
-  cuda::CUresult import_ipc(const cuda::CUipcMemHandle& handle, int index, int device,
-                            Context* context, Address& out);
+  cuda::CUresult import_ipc(const cuda::CUipcMemHandle& handle, int device, Context* context,
+                            Address& out);
   cuda::CUresult close_ipc(Address base);
 
   // Virtual memory management.
