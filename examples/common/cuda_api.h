@@ -129,6 +129,7 @@ class Call<cuda::CUresult(Args...)> {
   X(cuMemSetAccess, 10020)                \
   X(cuMemGetAllocationGranularity, 10020) \
   X(cuMemExportToShareableHandle, 10020)  \
+  X(cuMemRetainAllocationHandle, 11000)   \
   X(cuMemImportFromShareableHandle, 10020)
 
 // How the functions are found: CUDA programs do it in both ways, and what stands between a

@@ -43,6 +43,9 @@ constexpr Kind kKinds[] = {
     {"tree", run_tree, "a root without CUDA and its CUDA children (--children, --child-kind)"},
     {"collective", run_collective, "ranks that wait for each other on the GPU (--children)"},
     {"rank", run_rank, "one of them"},
+    {"sharing", run_sharing,
+     "processes that share memory in many ways (--children, --pieces, ...)"},
+    {"sharer", run_sharer, "one of them"},
     {"idle", run_idle, "a context and nothing else"},
     {"spin", run_spin, "one long kernel after the other (--busy-ms, --size)"},
     {"starve", run_starve, "threads that launch without pause (--threads)"},
@@ -118,6 +121,21 @@ int main(int argc, char** argv) {
   app.add_flag("--of-host", options.of_host, "with --sharing: the memory is the host's");
   app.add_flag("--like-nccl", options.like_nccl,
                "kind collective: with the socket of an NCCL rank");
+  app.add_option("--pieces", options.pieces, "kind sharing: so many pieces of GPU memory")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  app.add_option("--imports", options.imports, "kind sharing: so many imports of all of them")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app.add_option("--renew-every", options.renew_every,
+                 "kind sharing: rounds until some is given up and made anew; 0: never")
+      ->capture_default_str();
+  app.add_option("--piece-kinds", options.piece_kinds,
+                 "kind sharing: letters; d: by descriptor, h: the same of the host's, i: by CUDA "
+                 "IPC, s: the same and small")
+      ->capture_default_str();
+  app.add_flag("--owners-free", options.owners_free,
+               "kind sharing: owners free what others have mapped");
   app.add_flag("--restless", options.restless,
                "kind loader: a thread that starts short-lived workers all the time");
   app.add_option("--report", options.report,

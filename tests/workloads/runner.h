@@ -37,11 +37,18 @@ struct Options {
   std::string meeting;      // a file; set by the parent of kind collective for its ranks, as are
   std::uint32_t rank = 0;   // its number, and
   std::uint32_t ranks = 1;  // how many there are
-  bool meet = false;        // kind threads: wait for each other on the GPU
-  bool of_host = false;     // with sharing: that memory is the host's, as NCCL's without P2P
-  bool sharing = false;     // kind collective: each rank writes into the memory of all others
-  bool like_nccl = false;   // kind collective: hold the socket that NCCL's ranks listen on
-  bool restless = false;    // kind loader: start a worker after the other
+  // Kind sharing: pieces of memory, imports of them, rounds between two changes (0: none), the
+  // kinds of pieces, whether their owners free what others have.
+  std::uint32_t pieces = 5;
+  std::uint32_t imports = 8;
+  std::uint32_t renew_every = 5;
+  std::string piece_kinds = "dhi";
+  bool owners_free = false;
+  bool meet = false;       // kind threads: wait for each other on the GPU
+  bool of_host = false;    // with sharing: that memory is the host's, as NCCL's without P2P
+  bool sharing = false;    // kind collective: each rank writes into the memory of all others
+  bool like_nccl = false;  // kind collective: hold the socket that NCCL's ranks listen on
+  bool restless = false;   // kind loader: start a worker after the other
   bool print_pid = false;
   programs::Lookup lookup = programs::Lookup::kDlsym;
 };
@@ -109,6 +116,8 @@ void run_tree(Run& run);
 void run_loader(Run& run);
 void run_collective(Run& run);
 void run_rank(Run& run);
+void run_sharing(Run& run);
+void run_sharer(Run& run);
 void run_idle(Run& run);
 void run_spin(Run& run);
 void run_starve(Run& run);

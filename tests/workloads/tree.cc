@@ -24,6 +24,16 @@ unsigned long long round_in(const std::string& path) {
   return std::strtoull(text->c_str() + kPrefix.size(), nullptr, 10);
 }
 
+// None has ended.
+void require_all(const Run& run, std::vector<Child>& children) {
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    if (!children[i].exited()) continue;
+    if (children[i].exit_status() == programs::kExitSkipped)
+      programs::die(programs::kExitSkipped, "skipped: see the child's message");
+    run.mismatch("child " + std::to_string(i + 1) + " " + children[i].how_it_ended());
+  }
+}
+
 }  // namespace
 
 void run_tree(Run& run) {
@@ -59,12 +69,8 @@ void supervise(Run& run, const std::vector<std::vector<std::string>>& programs) 
   while (run.next()) {
     for (std::size_t i = 0; i < children.size(); ++i) {
       while (round_in(files[i]) <= before[i] && !Run::stop_requested()) {
-        if (children[i].exited()) {
-          if (children[i].exit_status() == programs::kExitSkipped) {
-            programs::die(programs::kExitSkipped, "skipped: see the child's message");
-          }
-          run.mismatch("child " + std::to_string(i + 1) + " " + children[i].how_it_ended());
-        }
+        // Of any: this one may wait for one that has ended.
+        require_all(run, children);
         sleep_ms(kPollMs);
       }
       before[i] = round_in(files[i]);
