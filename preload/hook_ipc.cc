@@ -10,6 +10,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "sharing.h"
 
 namespace stasis::preload::own {
 
@@ -143,6 +144,7 @@ template <class Call>
 CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, const Fetched& fetched,
                         const ShareKey& key) {
   const Gate::Pass pass;
+  const SharingCall sharing;
   const auto result = call(pointer, *fetched.drivers, kIpcMemLazyEnablePeerAccess);
   bool another = false;
   if (result == CUDA_SUCCESS) {
@@ -160,6 +162,7 @@ CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, con
 CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice device,
                             const Fetched& fetched, const ShareKey& key) {
   const Gate::Pass pass;
+  const SharingCall sharing;
   const auto& call = driver();
   CUmemGenericAllocationHandle real = 0;
   CUdeviceptr address = 0;
@@ -218,10 +221,8 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
     }
     return fetched.result;
   }
-  result = fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
-                           : open_by_descriptor(pointer, context, device, fetched, key);
-  if (result == CUDA_SUCCESS) Agent::start_with_import();
-  return result;
+  return fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
+                         : open_by_descriptor(pointer, context, device, fetched, key);
 }
 
 template <class Call>
@@ -232,6 +233,7 @@ CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, un
     return open_shared(call, pointer, *key);
   if (key) return CUDA_ERROR_INVALID_VALUE;
   const Gate::Pass pass;
+  const SharingCall sharing;
   const auto result = call(pointer, handle, flags);
   if (result != CUDA_SUCCESS) return result;
   CUcontext context = nullptr;
@@ -242,7 +244,6 @@ CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, un
     opened.context = owner_in(context);
     ++opened.opens;
   }
-  Agent::start_with_import();
   return result;
 }
 

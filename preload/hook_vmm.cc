@@ -11,6 +11,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "sharing.h"
 
 namespace stasis::preload::own {
 
@@ -50,6 +51,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   const bool on_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   // Memory of the host's is not copied by a mover.
   if (on_device) exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  std::optional<SharingCall> sharing;
+  if (!on_device) sharing.emplace();
   CUmemGenericAllocationHandle real = 0;
   const auto result = unless_pools_keep_it(
       prop->location.id, [&] { return driver().cuMemCreate(&real, size, &exportable, 0); });
@@ -230,10 +233,10 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     CUmemGenericAllocationHandle real = 0;
     if (!handle || steps_aside())
       return driver().cuMemImportFromShareableHandle(handle, shareable, type);
+    const SharingCall sharing;
     const auto result = driver().cuMemImportFromShareableHandle(&real, shareable, type);
     if (result != CUDA_SUCCESS) return result;
     enter_imported(handle, real, 0, {});
-    Agent::start_with_import();
     return result;
   }
   if (import_own(handle, *key)) return CUDA_SUCCESS;
@@ -241,6 +244,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   const auto fetched = fetch(*key);
   if (fetched.result != CUDA_SUCCESS) return fetched.result;
   const Gate::Pass pass;
+  const SharingCall sharing;
   CUmemGenericAllocationHandle real = 0;
   const auto result = driver().cuMemImportFromShareableHandle(
       &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);
@@ -248,7 +252,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   end_connection(fetched.connection, *key);
   if (result != CUDA_SUCCESS) return result;
   enter_imported(handle, real, fetched.reserved, *key);
-  Agent::start_with_import();
   return CUDA_SUCCESS;
 }
 

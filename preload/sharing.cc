@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 
+#include "agent.h"
 #include "eviction_internal.h"
 #include "intercept.h"
 #include "ipc_broker.h"
@@ -25,6 +27,8 @@ bool is_known_import(const Physical& physical) {
   return physical.origin == MemoryOrigin::kImported && physical.key != ShareKey{};
 }
 
+std::atomic<std::uint32_t> g_sharing_calls{0};
+
 // Imports and mappings need a context current, and the agent's thread has none.
 CUcontext any_context() {
   const TablesLock lock;
@@ -34,9 +38,18 @@ CUcontext any_context() {
 
 }  // namespace
 
+SharingCall::SharingCall() {
+  ++g_sharing_calls;
+  // Only a tool that finds an agent asks.
+  Agent::start_with_import();
+}
+
+SharingCall::~SharingCall() { --g_sharing_calls; }
+
 void count_shared(std::uint32_t& count) {
+  // Before the tables: what they get meanwhile counts twice rather than not at all.
+  std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
-  std::uint32_t counted = 0;
   for (const auto& [handle, physical] : tables().physicals)
     counted +=
         physical->origin == MemoryOrigin::kImported || physical->share != 0 || physical->is_host();

@@ -17,8 +17,19 @@ namespace stasis::preload {
 // those of managed memory.
 // At any time.
 void count_shared(std::uint32_t& count);
-// One more, which the tables have already.
+// One more.
 void add_shared(std::uint32_t& count);
+
+// A call by which this process gets such a piece. Counted from before the driver has made it until
+// the tables have it: a thread may stand still in between for as long as the driver's lock is on,
+// and the tool must not take the process for one that shares nothing.
+class SharingCall {
+ public:
+  SharingCall();
+  ~SharingCall();
+  SharingCall(const SharingCall&) = delete;
+  SharingCall& operator=(const SharingCall&) = delete;
+};
 // Those that are not there.
 std::uint32_t detached_count();
 

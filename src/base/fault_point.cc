@@ -62,7 +62,8 @@ enum class FaultAction {
   kMoverDies,
   kDiskFull,
   kNoMemory,
-  kTargetNoMemory
+  kTargetNoMemory,
+  kStop
 };
 
 struct Fault {
@@ -80,6 +81,7 @@ std::optional<FaultAction> action_from_name(std::string_view name) {
   if (name == "mover-dies") return FaultAction::kMoverDies;
   if (name == "disk-full") return FaultAction::kDiskFull;
   if (name == "no-memory") return FaultAction::kNoMemory;
+  if (name == "stop") return FaultAction::kStop;
   if (name == "target-no-memory") return FaultAction::kTargetNoMemory;
   return std::nullopt;
 }
@@ -87,8 +89,8 @@ std::optional<FaultAction> action_from_name(std::string_view name) {
 tl::unexpected<Error> cannot_be(std::string message) {
   return fail(ErrorCode::kUsage, std::move(message),
               "STASIS_FAULT=POINT:ACTION[@N]; `stasis list-fault-points` lists the points; actions "
-              "are kill, error, target-dies, criu-dies, mover-dies, disk-full, no-memory and "
-              "target-no-memory");
+              "are kill, error, target-dies, criu-dies, mover-dies, disk-full, no-memory, "
+              "target-no-memory and stop");
 }
 
 // Nothing if the environment asks for no fault.
@@ -233,6 +235,9 @@ Result<void> act(const Fault& fault) {
         if (done && lives(helper)) done = take_no_more_memory(helper);
       return done;
     }
+    case FaultAction::kStop:
+      ::raise(SIGSTOP);
+      return {};
     case FaultAction::kTargetNoMemory:
       if (lives(state().target.load())) return take_no_more_memory(state().target.load());
       return cannot_be(fmt::format("at {} there is no target", fault.point->name));

@@ -14,6 +14,7 @@
 //     no-memory    this process and the two helpers above get no more memory than they have, nor do
 //                  those that they start: mmap(), malloc() and new threads fail (RLIMIT_AS, _DATA)
 //     target-no-memory  the same for the root of the tree under operation
+//     stop         this process stops itself (SIGSTOP): a test does something meanwhile
 //   STASIS_FAULT_LOG=FILE           one line for each point that is reached, and one for the fault
 //
 // Thread-safe.

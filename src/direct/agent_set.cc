@@ -197,6 +197,11 @@ Result<void> AgentSet::prepare(Driver& driver, bool buffers) {
     if (!done) worst = std::move(done);
   }
   if (!worst) return worst;
+  // What another shares such a process may take while it runs on.
+  const bool any_shares = std::any_of(agents_.begin(), agents_.end(), [](const AgentClient& agent) {
+    return agent.share_count() != 0;
+  });
+  if (any_shares) return {};
   std::erase_if(agents_, [this](const AgentClient& agent) {
     return agent.bytes() == 0 && agent.share_count() == 0 &&
            without_memory_.insert(agent.pid()).second;

@@ -20,6 +20,7 @@
 #include "direct/environment.h"
 #include "direct/move_out.h"
 #include "direct/prefetch.h"
+#include "direct/sharing.h"
 
 namespace stasis {
 
@@ -60,6 +61,11 @@ class GpuMemory {
   // Tells which processes with the agent the group has got since move_out(), or since the last
   // call.
   void tell_of_new(const Environment& env, const Group& group);
+  // Called when the driver has locked all that are left to it: refuse_late_sharing().
+  Result<void> refuse_late_sharing(const Environment& env, const Group& group,
+                                   bool by_driver) const {
+    return stasis::refuse_late_sharing(env, group, state_->agents, by_driver);
+  }
   // Called with the programs' threads kept still: checks that the tool that brings the memory back
   // will find each agent again. Otherwise the next try leaves the memory to the driver.
   Result<void> expect_agents();

@@ -347,6 +347,8 @@ class MoveOut {
       auto alone = refuse_shared(env_, agents_.driver_shares(), options_.ignore_obstacles);
       if (alone && !options_.ignore_obstacles) alone = check_sharing();
       if (!alone) {
+        // Before the programs ran on, it was as it should be.
+        alone.error().retry = Retry::kSame;
         auto back = roll_back(state_);
         phases_.runs();
         return back ? alone : back;
@@ -368,6 +370,7 @@ class MoveOut {
 
   Result<void> check_sharing() {
     STASIS_TRY(refuse_multicast(agents_));
+    STASIS_TRY(refuse_late_sharing(env_, group_, agents_, false));
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
     return stasis::check_sharing(shares);
   }

@@ -228,6 +228,49 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 
 namespace {
 
+// Whether it has memory that the driver would lose.
+Result<bool> has_begun_to_share(AgentClient& agent, bool by_driver) {
+  STASIS_TRY(agent.ask(AgentCommand::kNone, 0, kAtOnce));
+  if (agent.driver_share_count() != 0) return true;
+  if (!by_driver || agent.share_count() == 0) return agent.share_count() != 0;
+  STASIS_TRY_ASSIGN(auto shares, agent.shares(kAtOnce));
+  // More than it can name: memory of the host's.
+  const bool unnamed = agent.share_count() > shares.size();
+  return unnamed || any_imports({{agent.pid(), 0, std::move(shares)}});
+}
+
+}  // namespace
+
+Result<void> refuse_late_sharing(const Environment& env, const Group& group, const AgentSet& agents,
+                                 bool by_driver) {
+  for (const GroupMember& member : group.members()) {
+    const Process& process = member.process;
+    if (member.initial != CudaState::kRunning || !process.alive() || agents.has(process.pid()))
+      continue;
+    const auto seen = AgentClient::probe(process.pid());
+    if (!seen || !*seen || !(*seen)->of_our_version || direct::is_away((*seen)->state)) continue;
+    auto agent = find_agent(env, process, false);
+    Result<bool> shares = false;
+    if (!agent)
+      shares = fail(std::move(agent.error()));
+    else if (*agent)
+      shares = has_begun_to_share(**agent, by_driver);
+    if (!shares && !process.alive()) continue;
+    if (!shares && AgentClient::says_it_shares(process.pid()))
+      return fail(std::move(shares.error()));
+    if (!shares || !*shares) continue;
+    Error late{ErrorCode::kBusy,
+               fmt::format("process {} has begun to share GPU memory with others just now",
+                           process.pid().value),
+               "try again"};
+    late.retry = Retry::kSame;
+    return fail(std::move(late));
+  }
+  return {};
+}
+
+namespace {
+
 // What the process's managed memory may take of the host's: with it gone, the kernel ends programs.
 std::uint64_t room_on_host(Pid pid) {
   constexpr std::uint64_t kReserve = std::uint64_t{512} << 20;

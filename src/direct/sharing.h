@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/driver_obstacles.h"
+#include "checkpoint/group.h"
 #include "direct/agent_set.h"
 #include "direct/stillness.h"
 
@@ -54,6 +55,13 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
                                                           const Interrupt& interrupt);
 // Whether any of them has another's memory.
 bool any_imports(const std::vector<ProcessShares>& processes);
+
+// Called when the gates of `agents` are closed, and the driver has locked the other processes of
+// the group. kBusy, to be tried once more, if one of those has begun to share memory since the
+// agents were found: nothing would take it away before the driver's checkpoint, whose restore
+// fails. `by_driver`: what no other process has of it may go that way.
+Result<void> refuse_late_sharing(const Environment& env, const Group& group, const AgentSet& agents,
+                                 bool by_driver);
 
 // All gates are closed: every process gives up what it has of others. After an error some have, and
 // attach_all() brings it back.

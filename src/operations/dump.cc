@@ -141,7 +141,8 @@ class DumpRun {
   // A connection that the tree just opens, say: only CRIU sees it, once all have stopped. The tree
   // is as it was.
   bool may_try_again(const Error& error) const {
-    if (error.code != ErrorCode::kBusy || !criu_was_asked_ || !env_.interrupt.check()) return false;
+    const bool passes = error.code == ErrorCode::kBusy && criu_was_asked_;
+    if (!(passes || error.retry == Retry::kSame) || !env_.interrupt.check()) return false;
     (void)::unlink(writer_->failed_log_path().c_str());
     return true;
   }

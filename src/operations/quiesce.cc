@@ -31,8 +31,11 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
     if (options.on_quiesced) options.on_quiesced();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> none;
-    if (!options.ignore_obstacles)
+    if (!options.ignore_obstacles) {
       STASIS_TRY(look_for_obstacles(env, group.members(), false, none, true));
+      const bool by_driver = options.path == MemoryPath::kDriver;
+      STASIS_TRY(opened.direct.refuse_late_sharing(env, group, by_driver));
+    }
     phases.begin("checkpoint");
     STASIS_TRY(group.keep_still());
     // What they have forked until then; from now on they fork no process.

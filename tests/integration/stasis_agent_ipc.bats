@@ -46,6 +46,54 @@ told_of_sharing() {
   target_verifies
 }
 
+# opened_at POINT VERB ARGUMENT...: the child opens TARGET's memory while the tool is at that point. The tool's status in
+# $status, what it says in $err.
+opened_at() {
+  local point=$1 tool
+  shift
+  STASIS_FAULT=$point:stop timeout -k 5 120 stasis "$@" >"$BATS_TEST_TMPDIR/late.out" 2>"$BATS_TEST_TMPDIR/late.err" 3>&- &
+  tool=$!
+  wait_until 60 stopped_below "$tool"
+  open_there
+  kill -CONT "$(pgrep -P "$tool")"
+  status=0
+  wait "$tool" || status=$?
+  err=$(cat "$BATS_TEST_TMPDIR/late.err")
+}
+# stopped_below PID: its child has stopped itself.
+stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
+
+@test "memory that a process opens when the agents were asked already is not lost" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  opened_at direct.prepared suspend "$TARGET"
+  ((status == 0)) || { echo "$err" >&2; return 1; }
+  assert_contains "$err" "has begun to share GPU memory"
+  done_by resume "$TARGET"
+  target_goes_on
+  closed_there
+  # The driver is asked once nothing more is opened.
+  opened_at lock.before suspend "$TARGET" --path driver
+  assert_equal "$status" 8
+  assert_contains "$err" "leave --path driver out"
+  in_state running
+  target_goes_on
+  cycle_by driver
+  target_verifies
+}
+
+@test "memory that a process opens when a dump has asked the agents already is dumped and restored" {
+  need_root "CRIU"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  opened_at direct.prepared dump "$TARGET" --images-dir "$image"
+  ((status == 0)) || { echo "$err" >&2; return 1; }
+  wait_until 60 number_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
+}
+
 # open_beside COUNT: so many processes that are none of TARGET's, and have agents, open what it shares
 # when they are told to. Sets OPENERS.
 open_beside() {
