@@ -58,6 +58,22 @@ start_ranks() {
   restored_verifies 3
 }
 
+# bats test_tags=long
+@test "eight ranks that write into each other's memory go through twenty dumps" {
+  need_root "CRIU"
+  local i
+  start_ranks 8
+  for ((i = 0; i < 20; ++i)); do
+    dump_it
+    gpu_is_free
+    restore_it
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+    rm -rf "$image"
+  done
+  restored_verifies 9
+}
+
 @test "ranks that share memory of the host's are suspended, dumped and restored" {
   need_root "CRIU"
   start_ranks 2 --of-host
