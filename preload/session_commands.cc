@@ -257,7 +257,7 @@ void Session::list_shares() {
   for (std::uint64_t i = arguments_[0]; i < all.size(); ++i) {
     if (page_.exported_count == direct::kShareBatch) break;
     page_.shares[page_.exported_count++] = {all[i].id,   all[i].bytes, all[i].role,
-                                            all[i].open, -1,           0};
+                                            all[i].open, -1,           all[i].of_host};
   }
   done();
 }

@@ -85,7 +85,8 @@ std::vector<Shared> list_shared() {
       shared.push_back({id_of(physical->key), physical->size,
                         known ? ShareRole::kImporter : ShareRole::kForeign, 0});
     } else if (const auto key = key_of_own(*physical)) {
-      shared.push_back({id_of(*key), physical->size, ShareRole::kOwner, physical->open_elsewhere});
+      shared.push_back({id_of(*key), physical->size, ShareRole::kOwner, physical->open_elsewhere,
+                        physical->is_host()});
     }
   }
   return shared;

@@ -41,6 +41,7 @@ struct Shared {
   std::uint64_t bytes = 0;
   direct::ShareRole role = direct::ShareRole::kOwner;
   std::uint32_t open = 0;
+  bool of_host = false;
 };
 std::vector<Shared> list_shared();
 

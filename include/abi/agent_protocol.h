@@ -139,9 +139,9 @@ struct AgentShare {
   ShareId id;
   std::uint64_t bytes;
   ShareRole role;
-  std::uint32_t open;  // an owner's: how often other processes have it open by CUDA IPC
-  std::int32_t fd;     // the target's descriptor, of kLend and kAttach; -1: none
-  std::uint32_t reserved;
+  std::uint32_t open;     // an owner's: how often other processes have it open by CUDA IPC
+  std::int32_t fd;        // the target's descriptor, of kLend and kAttach; -1: none
+  std::uint32_t of_host;  // not 0: memory of the host's from cuMemCreate
 };
 
 struct ControlPage {

@@ -47,6 +47,7 @@ struct Share {
   std::uint64_t bytes = 0;
   ShareRole role = ShareRole::kOwner;
   std::uint32_t open = 0;  // an owner's: how often other processes have it open by CUDA IPC
+  bool of_host = false;    // an owner's: the driver cannot restore it
 };
 
 // What the page says to a tool that only probes.

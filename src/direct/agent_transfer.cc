@@ -50,7 +50,8 @@ Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout
       shares.push_back({{once(place.id[0]), once(place.id[1])},
                         once(place.bytes),
                         once(place.role),
-                        once(place.open)});
+                        once(place.open),
+                        once(place.of_host) != 0});
     }
   }
   return shares;

@@ -123,17 +123,24 @@ class MoveOut {
         return answered;
     }
     if (!options_.ignore_obstacles) STASIS_TRY(refuse_managed(asked));
-    STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(asked));
-    if (!any_imports(shares)) return {};
+    bool lost = false;
+    for (AgentClient& agent : asked) {
+      STASIS_TRY_ASSIGN(const bool one_is, is_lost_by_driver(agent));
+      lost = lost || one_is;
+    }
+    if (!lost) return {};
     if (options_.ignore_obstacles) {
-      env_.tell("ignored, as asked: the driver cannot restore the GPU memory that processes share");
+      env_.tell(
+          "ignored, as asked: the driver cannot restore the GPU memory that processes share, nor "
+          "memory of the host's from cuMemCreate");
       return {};
     }
-    return fail(refusal(
-        {"shared-memory", Severity::kRed, plan_.running.front()->pid(),
-         "GPU memory that processes share (NCCL, CUDA IPC), which the driver cannot restore "
-         "(the job would be lost): only the agents can give it up and take it again",
-         "leave --path driver out", Override::kIgnoreObstacles}));
+    return fail(
+        refusal({"shared-memory", Severity::kRed, plan_.running.front()->pid(),
+                 "GPU memory that processes share (NCCL, CUDA IPC), or memory of the host's from "
+                 "cuMemCreate, which the driver cannot restore (the job would be lost): only the "
+                 "agents can give it up and take it again",
+                 "leave --path driver out", Override::kIgnoreObstacles}));
   }
 
   // Also of processes whose agents could not be asked.

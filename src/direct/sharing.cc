@@ -226,17 +226,23 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
   }
 }
 
+Result<bool> is_lost_by_driver(AgentClient& agent) {
+  if (agent.share_count() == 0) return false;
+  STASIS_TRY_ASSIGN(const auto shares, agent.shares(kAtOnce));
+  // It names what other processes may know: what it counts besides is the host's, or being made.
+  return agent.share_count() > shares.size() ||
+         std::any_of(shares.begin(), shares.end(), [](const Share& share) {
+           return share.of_host || share.role != ShareRole::kOwner;
+         });
+}
+
 namespace {
 
-// Whether it has memory that the driver would lose.
 Result<bool> has_begun_to_share(AgentClient& agent, bool by_driver) {
   STASIS_TRY(agent.ask(AgentCommand::kNone, 0, kAtOnce));
   if (agent.driver_share_count() != 0) return true;
-  if (!by_driver || agent.share_count() == 0) return agent.share_count() != 0;
-  STASIS_TRY_ASSIGN(auto shares, agent.shares(kAtOnce));
-  // More than it can name: memory of the host's.
-  const bool unnamed = agent.share_count() > shares.size();
-  return unnamed || any_imports({{agent.pid(), 0, std::move(shares)}});
+  if (by_driver) return is_lost_by_driver(agent);
+  return agent.share_count() != 0;
 }
 
 }  // namespace

@@ -56,6 +56,10 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 // Whether any of them has another's memory.
 bool any_imports(const std::vector<ProcessShares>& processes);
 
+// Whether the process has memory that the driver saves and cannot restore: another's, or the host's
+// from cuMemCreate.
+Result<bool> is_lost_by_driver(direct::AgentClient& agent);
+
 // Called when the gates of `agents` are closed, and the driver has locked the other processes of
 // the group. kBusy, to be tried once more, if one of those has begun to share memory since the
 // agents were found: nothing would take it away before the driver's checkpoint, whose restore

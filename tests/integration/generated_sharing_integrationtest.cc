@@ -43,6 +43,9 @@ constexpr int kNotSupported = 8;  // the exit status of a refusal
 //   w  the same, and the GPUs change places
 //   l  dump, and it runs on
 //   k  the same; it is killed later, and restored
+//   v  suspend by the driver alone, which may be refused, resume
+//   x  the tool is killed in a suspend, recover
+//   y  suspend, the tool is killed in the resume, recover
 struct Case {
   std::uint64_t seed = 1;
   unsigned processes = 2;
@@ -188,6 +191,19 @@ class Job {
         if (!comes_true([this] { return has_gone(); })) throw Failed{"it cannot be killed"};
         must({"restore", "--images-dir", image(), "--detach"});
         break;
+      case 'v':
+        if (done({"suspend", root(), "--path", "driver"}, true)) must({"resume", root()});
+        break;
+      case 'x':
+        killed_at({"direct.closed", "direct.detached", "direct.emptied", "direct.held",
+                   "checkpoint.after"},
+                  {"suspend", root()});
+        break;
+      case 'y':
+        if (!done({"suspend", root()})) break;
+        killed_at({"restore.after", "direct.refill", "direct.filled", "direct.opened"},
+                  {"resume", root()});
+        break;
       default:
         throw Failed{std::string("no such step: ") + step};
     }
@@ -277,12 +293,25 @@ class Job {
             content_of(dir_ / "out") + content_of(dir_ / "err")};
   }
 
+  // The tool, at one of these points; or it is refused, as may be.
+  void killed_at(const Words& points, Words words) {
+    words.insert(words.begin(), build_ / "bin/stasis");
+    ::setenv("STASIS_FAULT", (points[(case_.seed + kills_++) % points.size()] + ":kill").c_str(),
+             1);
+    const auto [status, said] = run(words);
+    ::unsetenv("STASIS_FAULT");
+    const bool refused = status == kNotSupported && case_.may_be_refused();
+    if (status != -1 && !refused)
+      throw Failed{words[1] + ", to be killed: status " + std::to_string(status) + "\n" + said};
+    must({"recover", "--all"});
+  }
+
   // False: refused, as may be.
-  bool done(Words words) const {
+  bool done(Words words, bool may_be_refused = false) const {
     words.insert(words.begin(), build_ / "bin/stasis");
     const auto [status, said] = run(words);
     if (status == 0) return true;
-    if (status == kNotSupported && case_.may_be_refused()) return false;
+    if (status == kNotSupported && (may_be_refused || case_.may_be_refused())) return false;
     throw Failed{words[1] + ": status " + std::to_string(status) + "\n" + said};
   }
   void must(const Words& words) const {
@@ -311,6 +340,7 @@ class Job {
   Case case_;
   fs::path dir_;
   pid_t pid_ = -1;
+  unsigned kills_ = 0;
 };
 
 // Empty, or what went wrong.
@@ -348,8 +378,9 @@ Case draw() {
   one.kinds = *rc::gen::weightedElement<std::string>(
       {{6, "dhi"}, {3, "d"}, {2, "h"}, {3, "i"}, {3, "di"}, {1, "dis"}});
   one.frees = *rc::gen::weightedElement<bool>({{5, false}, {1, true}});
-  one.steps = *rc::gen::resize(4, rc::gen::nonEmpty(rc::gen::container<std::string>(
-                                      rc::gen::element('s', 's', 'm', 'd', 'w', 'l', 'k'))));
+  one.steps =
+      *rc::gen::resize(4, rc::gen::nonEmpty(rc::gen::container<std::string>(
+                              rc::gen::element('s', 's', 'm', 'd', 'w', 'l', 'k', 'v', 'x', 'y'))));
   return one;
 }
 
@@ -365,7 +396,12 @@ class GeneratedSharing : public testing::Test {
 // Some of each kind of what once went wrong.
 TEST_F(GeneratedSharing, CasesThatFailedOnceDoNot) {
   const Words cases = {
-      "seed=1 processes=3 gpus=2 pieces=4 imports=8 renew=5 kinds=dhi frees=0 steps=smdwlk",
+      // Memory that came when the agents had been asked.
+      "seed=230864551 processes=3 gpus=2 pieces=2 imports=1 renew=1 kinds=h frees=0 steps=sssss",
+      // Memory of the host's, by the driver's path.
+      "seed=1 processes=2 gpus=1 pieces=4 imports=0 renew=5 kinds=h frees=0 steps=vvs",
+      // One of each step.
+      "seed=1 processes=3 gpus=2 pieces=4 imports=8 renew=5 kinds=dhi frees=0 steps=smdwlkxy",
   };
   for (const std::string& text : cases)
     EXPECT_EQ(try_out(Case::of(text)), "");
