@@ -434,6 +434,7 @@ class DumpRun {
   Result<void> take_back(Error why) {
     // First the job, then the disk: removing a large image takes seconds.
     const Error first = why;
+    stop_saving_.request(SIGTERM);
     opened_->direct.make_room(env_.driver, needed_, {});
     auto back = group().roll_back();
     end_host_memory();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -220,6 +221,8 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   constexpr std::uint64_t kLittle = 64U << 20;
   constexpr int kMostLooks = 4;
   constexpr std::size_t kSample = 16;
+  // A user or a scheduler may wait for the save.
+  constexpr std::chrono::seconds kLongest{5};
   std::vector<Source> sources;
   const std::uint64_t bytes = add_sources(group, guess_host_memory, sources);
   struct statvfs room {};
@@ -237,6 +240,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   const std::uint64_t sampled =
       std::accumulate(sample.begin(), sample.end(), std::uint64_t{0},
                       [](std::uint64_t sum, const HostPiece& piece) { return sum + piece.bytes; });
+  const auto begun = std::chrono::steady_clock::now();
   for (int looks = 1; looks <= kMostLooks; ++looks) {
     STASIS_TRY(look(env, sources, pieces, [&](auto content) { return writer_->precopy(content); }));
     STASIS_TRY_ASSIGN(const auto lacking,
@@ -246,6 +250,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
     const double share = static_cast<double>(lacking) / static_cast<double>(sampled);
     const auto changed = static_cast<std::uint64_t>(share * static_cast<double>(bytes));
     if (changed <= std::max(kLittle, bytes / 16)) break;
+    if (std::chrono::steady_clock::now() - begun > kLongest) break;
     // What changes so fast will have changed again when the job stands still.
     if (changed > bytes / 4) {
       env.tell(
