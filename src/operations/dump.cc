@@ -141,8 +141,8 @@ class DumpRun {
   // A connection that the tree just opens, say: only CRIU sees it, once all have stopped. The tree
   // is as it was.
   bool may_try_again(const Error& error) const {
-    const bool passes = error.code == ErrorCode::kBusy && criu_was_asked_;
-    if (!(passes || error.retry == Retry::kSame) || !env_.interrupt.check()) return false;
+    const bool passes = criu_was_asked_ || error.retry == Retry::kSame;
+    if (error.code != ErrorCode::kBusy || !passes || !env_.interrupt.check()) return false;
     (void)::unlink(writer_->failed_log_path().c_str());
     return true;
   }
