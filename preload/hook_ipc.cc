@@ -139,12 +139,10 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   tables().contexts.emplace(entered.context, device);
 }
 
-// What the owner's driver serves, by the handle that its agent has got for us.
+// Within the gate: what the owner's driver serves, by the handle that its agent has got for us.
 template <class Call>
 CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, const Fetched& fetched,
                         const ShareKey& key) {
-  const Gate::Pass pass;
-  const SharingCall sharing;
   const auto result = call(pointer, *fetched.drivers, kIpcMemLazyEnablePeerAccess);
   bool another = false;
   if (result == CUDA_SUCCESS) {
@@ -161,8 +159,6 @@ CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, con
 
 CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice device,
                             const Fetched& fetched, const ShareKey& key) {
-  const Gate::Pass pass;
-  const SharingCall sharing;
   const auto& call = driver();
   CUmemGenericAllocationHandle real = 0;
   CUdeviceptr address = 0;
@@ -200,6 +196,15 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
   return CUDA_SUCCESS;
 }
 
+void say_unreachable() {
+  static std::atomic<bool> said{false};
+  say_once(
+      said,
+      "stasis: cuIpcOpenMemHandle could not reach the owner of the memory: it has ended, or is "
+      "another user's or in another network namespace; to share memory with such, start both "
+      "with STASIS_AGENT=off\n");
+}
+
 template <class Call>
 CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   CUcontext context = nullptr;
@@ -210,19 +215,19 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   if (result != CUDA_SUCCESS) return result;
   if (!context || is_own(key)) return CUDA_ERROR_INVALID_CONTEXT;
   if ((*pointer = open_again(key)) != 0) return CUDA_SUCCESS;
-  const auto fetched = fetch(key);
-  if (fetched.result != CUDA_SUCCESS) {
-    static std::atomic<bool> said{false};
-    if (!fetched.answered) {
-      say_once(said,
-               "stasis: cuIpcOpenMemHandle could not reach the owner of the memory: it has ended, "
-               "or is another user's or in another network namespace; to share memory with such, "
-               "start both with STASIS_AGENT=off\n");
+  const SharingCall sharing;
+  for (;;) {
+    const auto closings = Gate::closings();
+    const auto fetched = fetch(key);
+    if (fetched.result != CUDA_SUCCESS) {
+      if (!fetched.answered) say_unreachable();
+      return fetched.result;
     }
-    return fetched.result;
+    const Gate::Pass pass;
+    if (is_outdated(fetched, key, closings)) continue;
+    return fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
+                           : open_by_descriptor(pointer, context, device, fetched, key);
   }
-  return fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
-                         : open_by_descriptor(pointer, context, device, fetched, key);
 }
 
 template <class Call>

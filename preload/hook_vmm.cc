@@ -241,18 +241,21 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   }
   if (import_own(handle, *key)) return CUDA_SUCCESS;
   // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
-  const auto fetched = fetch(*key);
-  if (fetched.result != CUDA_SUCCESS) return fetched.result;
-  const Gate::Pass pass;
   const SharingCall sharing;
-  CUmemGenericAllocationHandle real = 0;
-  const auto result = driver().cuMemImportFromShareableHandle(
-      &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);
-  ::close(fetched.memory);
-  end_connection(fetched.connection, *key);
-  if (result != CUDA_SUCCESS) return result;
-  enter_imported(handle, real, fetched.reserved, *key);
-  return CUDA_SUCCESS;
+  for (;;) {
+    const auto closings = Gate::closings();
+    const auto fetched = fetch(*key);
+    if (fetched.result != CUDA_SUCCESS) return fetched.result;
+    const Gate::Pass pass;
+    if (is_outdated(fetched, *key, closings)) continue;
+    CUmemGenericAllocationHandle real = 0;
+    const auto result = driver().cuMemImportFromShareableHandle(
+        &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);
+    ::close(fetched.memory);
+    end_connection(fetched.connection, *key);
+    if (result == CUDA_SUCCESS) enter_imported(handle, real, fetched.reserved, *key);
+    return result;
+  }
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,

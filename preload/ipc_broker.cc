@@ -429,6 +429,13 @@ Fetched fetch(const ShareKey& key) {
   return fetched;
 }
 
+bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t closings) {
+  if (fetched.result != CUDA_SUCCESS || Gate::closings() == closings) return false;
+  if (fetched.memory >= 0) ::close(fetched.memory);
+  end_connection(fetched.connection, key);
+  return true;
+}
+
 void end_connection(int connection, const ShareKey& key) {
   if (is_connection(connection, key.service)) ::close(connection);
 }

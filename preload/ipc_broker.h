@@ -45,6 +45,11 @@ struct Fetched {
 // Asks the owner, and waits for as long as that is suspended: to be called outside the gate.
 Fetched fetch(const ShareKey& key);
 
+// Within the gate: whether that was closed since `closings`, before fetch(). Then the driver may
+// have checkpointed the owner, and what was fetched may name memory that is no more: it is let go
+// of, and to be fetched once more.
+bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t closings);
+
 // The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);
 // In a forked child, whose parent keeps the socket.
