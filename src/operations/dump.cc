@@ -314,7 +314,7 @@ class DumpRun {
     auto done = host_.precopy(env_, group(), writer_->dir(), host_content_options(),
                               {options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_});
     phases_.end();
-    return done;
+    return done ? fault(FaultPoint::kHostPrecopied) : done;
   }
 
   // What CRIU would move with one thread.
@@ -394,6 +394,8 @@ class DumpRun {
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
     read_kernel_state(root_, manifest_.processes);
     auto lost = note_answers(answers_, manifest_.processes);
+    for (std::string& late : set_late(manifest_.processes))
+      lost.push_back(std::move(late));
     if (has_terminal_data(writer_->criu_dir()))
       lost.emplace_back(
           "what was not yet read of a terminal, as it was: it comes with other ends of lines, and "

@@ -256,6 +256,25 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
   }
 }
 
+std::vector<std::string> set_late(const std::vector<ProcessRecord>& processes) {
+  const ThreadStateRecord usual;
+  const auto is_late = [&](const ThreadStateRecord& thread) {
+    return thread.personality != usual.personality || thread.machine_check != usual.machine_check ||
+           thread.memory_policy != usual.memory_policy;
+  };
+  std::vector<std::string> late;
+  for (const ProcessRecord& process : processes) {
+    if (process.cuda || !process.kernel_state) continue;
+    const auto& threads = process.kernel_state->threads;
+    if (std::any_of(threads.begin(), threads.end(), is_late))
+      late.push_back(fmt::format(
+          "personality, NUMA policy and machine check policy of process {}, which has no CUDA, for "
+          "the moment until they are set: it runs by then",
+          process.pid.value));
+  }
+  return late;
+}
+
 void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& warn) {
   const proc::ProcFs procfs;
   for (const ProcessRecord& process : processes) {

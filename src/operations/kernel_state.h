@@ -17,6 +17,10 @@ namespace stasis {
 // cannot be read is left out: the restore then leaves it as CRIU does.
 void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes);
 
+// Of which processes some of it is set only when they have run for a moment after a restore: those
+// without CUDA, whose threads are not parked. A sentence each.
+std::vector<std::string> set_late(const std::vector<ProcessRecord>& processes);
+
 // Told what could not be put right, a sentence each; a restore goes on without.
 using Warn = std::function<void(std::string)>;
 

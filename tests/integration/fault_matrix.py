@@ -65,6 +65,7 @@ SCENARIOS = (
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
     Scenario("dump of host memory --host-memory=parallel", "dump", "host.hidden", "dump.complete"),
     Scenario("dump of host memory --host-memory=parallel --leave-running --pre-copy=on", "dump", "host.precopied"),
+    Scenario("restore of host memory", "restore", "host.back", "restore.adopted"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
     Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
@@ -417,7 +418,8 @@ class Place:
             self.kind = kind
         if not self.pid or not self.lives():
             self.start_target()
-        self.done("dump", str(self.pid), "--images-dir", self.kept_image)
+        options = ["--host-memory=parallel"] if kind.program == "host" else []
+        self.done("dump", str(self.pid), "--images-dir", self.kept_image, *options)
         self.kept_pids[kind] = self.pid, self.workers
         if os.path.exists(self.meeting):
             shutil.copyfile(self.meeting, self.kept_image + ".meeting")

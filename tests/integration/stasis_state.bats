@@ -39,6 +39,7 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   assert_contains "$out" '"posix-timer"'
   dump_it
   assert_contains "$err" "timers by the clock of the day"
+  assert_contains "$err" "personality, NUMA policy and machine check policy"
   # Deadlines by the clock of the day are missed by so much where they move.
   sleep 0.5
   restore_it
