@@ -33,7 +33,6 @@ struct Scan {
 };
 struct Region {
   std::uint64_t start, end, categories;
-  friend bool operator==(const Region&, const Region&) = default;
 };
 
 // This program again, with the library in it, as one test.
@@ -145,7 +144,7 @@ TEST_F(HiddenPagesChild, DISABLED_SeesThePagesThatAreNotHidden) {
     EXPECT_EQ(seen_by_read(), expected);
     EXPECT_EQ(table_->hidden - before,
               static_cast<std::uint64_t>(std::count(expected.begin(), expected.end(), '.')));
-    for (const std::uint64_t room : {1, 2, 3, 5, 64}) {
+    for (const unsigned room : {1U, 2U, 3U, 5U, 64U}) {
       if (!scans) break;
       EXPECT_EQ(seen_by_scan(room), expected) << room;
     }

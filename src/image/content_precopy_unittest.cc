@@ -24,7 +24,7 @@ class Precopy : public testing::TestWithParam<ContentCompression> {
     fill_random(content_.bytes(), 3);
     std::memset(content_.chunk(5).data(), 0, kChunk);
     // What compresses, twice.
-    for (const std::size_t number : {6, 7})
+    for (const std::size_t number : {std::size_t{6}, std::size_t{7}})
       std::memset(content_.chunk(number).data(), 'x', kChunk);
   }
 
