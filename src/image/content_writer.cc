@@ -81,6 +81,13 @@ class Known {
   std::vector<std::atomic<std::uint32_t>> table_;
 };
 
+// Where a file system has no holes nothing happens.
+void punch_holes(const UniqueFd& file, const PrecopiedChunks::Ranges& ranges) {
+  for (const auto& [position, bytes] : ranges)
+    (void)::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                      static_cast<off_t>(position), static_cast<off_t>(bytes));
+}
+
 // Not by content_use(), which has to sort first: the job stands still.
 void count(const Slot& slot, std::uint32_t bytes, ContentSummary& summary) {
   summary.use.bytes += bytes;
@@ -147,7 +154,6 @@ struct ContentWriter::State {
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
   std::optional<bool> reuse_from_base(Slot& slot);
   Result<void> check_all_written() const;
-  void give_back_unused(ContentLane& lane) const;
   Result<void> end_files(Progress& progress, const Interrupt& interrupt);
   ContentIndex make_index() const;
   Result<ContentRecord> write_index(const ContentIndex& index);
@@ -270,7 +276,7 @@ Result<std::uint64_t> ContentWriter::State::precopy(std::span<const std::byte> b
     if (all_zero(content)) continue;
     Slot slot;
     slot.digest = xxh3(content);
-    if (has(slot.digest) || !precopied.claim(slot.digest)) continue;
+    if ((reused && reused->gives(slot.digest)) || !precopied.claim(slot.digest)) continue;
     STASIS_TRY(placer.place(content, LaneKind::kNew, slot));
     stored.push_back({slot.digest, slot.position, slot.stored, slot.encoding, slot.file});
     sum_of_stored += slot.stored;
@@ -350,17 +356,11 @@ Result<void> ContentWriter::State::check_all_written() const {
   return {};
 }
 
-// Where a file system has no holes they stay.
-void ContentWriter::State::give_back_unused(ContentLane& lane) const {
-  for (const auto& [position, bytes] : precopied.unused(lane.number))
-    (void)::fallocate(lane.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                      static_cast<off_t>(position), static_cast<off_t>(bytes));
-}
-
 // Brings the data files to the disk and closes those that were written. Those of the base are on it
 // already, unless it was made without.
 Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt& interrupt) {
   const auto others = reused ? reused->files() : std::vector<ReusedChunks::File>();
+  const auto unused = precopied.unused();
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < lanes.count(); ++i)
     total += lanes[i].end;
@@ -377,7 +377,8 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
                           return 0;
                         }
                         ContentLane& lane = lanes[i];
-                        give_back_unused(lane);
+                        if (const auto own = unused.find(lane.number); own != unused.end())
+                          punch_holes(lane.file, own->second);
                         STASIS_TRY(sync(lane.file, lane.path));
                         STASIS_TRY(lane.file.close(lane.path));
                         return lane.end;

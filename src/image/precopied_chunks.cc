@@ -33,24 +33,26 @@ std::optional<ContentChunk> PrecopiedChunks::use(const BlockDigest& digest) {
   return found->second.chunk;
 }
 
-std::vector<std::pair<std::uint64_t, std::uint64_t>> PrecopiedChunks::unused(
-    std::uint8_t file) const {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
-  const std::lock_guard lock(mutex_);
-  for (const auto& [digest, entry] : entries_)
-    if (entry.is_stored && !entry.is_used && entry.chunk.file == file)
-      ranges.emplace_back(entry.chunk.position, page_aligned(entry.chunk.stored));
-  std::sort(ranges.begin(), ranges.end());
-  std::size_t kept = 0;
-  for (std::size_t i = 1; i < ranges.size(); ++i) {
-    auto& last = ranges[kept];
-    if (last.first + last.second == ranges[i].first)
-      last.second += ranges[i].second;
-    else
-      ranges[++kept] = ranges[i];
+std::map<std::uint8_t, PrecopiedChunks::Ranges> PrecopiedChunks::unused() const {
+  std::map<std::uint8_t, Ranges> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [digest, entry] : entries_)
+      if (entry.is_stored && !entry.is_used)
+        all[entry.chunk.file].emplace_back(entry.chunk.position, page_aligned(entry.chunk.stored));
   }
-  if (!ranges.empty()) ranges.resize(kept + 1);
-  return ranges;
+  for (auto& [file, ranges] : all) {
+    std::sort(ranges.begin(), ranges.end());
+    Ranges joined;
+    for (const auto& [position, bytes] : ranges) {
+      if (!joined.empty() && joined.back().first + joined.back().second == position)
+        joined.back().second += bytes;
+      else
+        joined.emplace_back(position, bytes);
+    }
+    ranges = std::move(joined);
+  }
+  return all;
 }
 
 std::uint64_t PrecopiedChunks::used_bytes() const {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -29,8 +30,10 @@ class PrecopiedChunks {
   // Where it lies; it is wanted from now on.
   std::optional<ContentChunk> use(const BlockDigest& digest);
 
-  // Positions and bytes of data file `file` that are not wanted, by position, neighbours joined.
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> unused(std::uint8_t file) const;
+  // Positions and bytes of what is not wanted, by the number of its data file; sorted, neighbours
+  // joined.
+  using Ranges = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  std::map<std::uint8_t, Ranges> unused() const;
   // Of those that are.
   std::uint64_t used_bytes() const;
 
