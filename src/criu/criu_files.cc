@@ -21,6 +21,7 @@ namespace {
 // criu/include/magic.h; images/fdinfo.proto, regfile.proto and remap-file-path.proto, CRIU 4.2.
 constexpr std::uint32_t kAnyImageMagic = 0x54564319;
 constexpr std::uint32_t kFilesMagic = 0x56303138;
+constexpr const char* kFilesImage = "files.img";
 constexpr std::uint32_t kRemapMagic = 0x59133954;
 constexpr std::uint64_t kRegularType = 1;  // of an entry of files.img: also directories
 constexpr std::uint64_t kRemapLinked = 0;
@@ -142,12 +143,61 @@ std::string renamed_entry(const protozero::pbf_reader& entry,
       });
 }
 
+void append_message(std::string& image, std::string_view message) {
+  const auto size = static_cast<std::uint32_t>(message.size());
+  image.append(reinterpret_cast<const char*>(&size), sizeof size);
+  image += message;
+}
+
+Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image) {
+  constexpr const char* kNew = "files.img.new";
+  STASIS_TRY_ASSIGN(
+      auto file, open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  auto done = write_all(file.get(), image.data(), image.size(), kNew);
+  if (done) done = file.close(kNew);
+  if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kFilesImage) != 0)
+    done = fail(errno_error("cannot rename files.img.new", errno));
+  return done;
+}
+
+constexpr std::uint64_t kListens = 10;  // TCP_LISTEN
+
+struct UnixSocket {
+  std::uint64_t inode = 0;
+  std::uint64_t state = 0;
+  std::uint64_t peer = 0;  // the inode of the other end, or of the listener that has not accepted
+};
+
+// Of an entry of files.img, if it is one (file_entry and unix_sk_entry of images/).
+std::optional<UnixSocket> unix_socket_of(protozero::pbf_reader entry) {
+  using Wire = protozero::pbf_wire_type;
+  if (!entry.next(16, Wire::length_delimited)) return std::nullopt;
+  protozero::pbf_reader message = entry.get_message();
+  UnixSocket out;
+  while (message.next()) {
+    switch (message.tag_and_type()) {
+      case protozero::tag_and_type(2, Wire::varint):
+        out.inode = message.get_uint64();
+        break;
+      case protozero::tag_and_type(4, Wire::varint):
+        out.state = message.get_uint64();
+        break;
+      case protozero::tag_and_type(8, Wire::varint):
+        out.peer = message.get_uint64();
+        break;
+      default:
+        message.skip();
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
   using Wire = protozero::pbf_wire_type;
   std::map<std::uint64_t, RegularEntry> entries;
-  each_message(read_image(criu_dir, "files.img"), kFilesMagic, [&](protozero::pbf_reader message) {
+  each_message(read_image(criu_dir, kFilesImage), kFilesMagic, [&](protozero::pbf_reader message) {
     std::uint64_t type = 0;
     std::uint64_t id = 0;
     std::optional<protozero::pbf_reader> regular;
@@ -201,25 +251,37 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
 
 Result<void> rename_link_remaps(const UniqueFd& criu_dir,
                                 const std::map<std::string, std::string>& names) {
-  constexpr const char* kImage = "files.img";
-  constexpr const char* kNew = "files.img.new";
   if (names.empty()) return {};
-  const std::string image = read_image(criu_dir, kImage);
+  const std::string image = read_image(criu_dir, kFilesImage);
   std::string out = image.substr(0, 8);
   const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
-    const std::string entry = renamed_entry(message, names);
-    const auto size = static_cast<std::uint32_t>(entry.size());
-    out.append(reinterpret_cast<const char*>(&size), sizeof size);
-    out += entry;
+    append_message(out, renamed_entry(message, names));
   });
   if (!whole) return fail(ErrorCode::kImageCorrupt, "CRIU's files.img cannot be parsed");
-  STASIS_TRY_ASSIGN(
-      auto file, open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
-  auto done = write_all(file.get(), out.data(), out.size(), kNew);
-  if (done) done = file.close(kNew);
-  if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kImage) != 0)
-    done = fail(errno_error("cannot rename files.img.new", errno));
-  return done;
+  return replace_files_image(criu_dir, out);
+}
+
+Result<void> put_listeners_first(const UniqueFd& criu_dir) {
+  const std::string image = read_image(criu_dir, kFilesImage);
+  std::string listeners;
+  std::string others;
+  std::set<std::uint64_t> seen;      // listeners
+  std::set<std::uint64_t> awaiting;  // the other ends of connections, that had not been seen
+  bool is_needed = false;
+  const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
+    const auto unix_socket = unix_socket_of(message);
+    const bool listens = unix_socket && unix_socket->state == kListens;
+    if (listens) {
+      seen.insert(unix_socket->inode);
+      is_needed |= awaiting.contains(unix_socket->inode);
+    } else if (unix_socket && unix_socket->peer != 0 && !seen.contains(unix_socket->peer)) {
+      awaiting.insert(unix_socket->peer);
+    }
+    const protozero::data_view bytes = message.data();
+    append_message(listens ? listeners : others, {bytes.data(), bytes.size()});
+  });
+  if (!whole || !is_needed) return {};
+  return replace_files_image(criu_dir, image.substr(0, 8) + listeners + others);
 }
 
 std::optional<std::string> what_is_wrong(const NeededFile& file) {

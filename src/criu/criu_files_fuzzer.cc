@@ -50,6 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (file.path.empty() || file.path.front() != '/') std::abort();
     if (file.of_criu) names[file.path] = file.path + ".renamed";
   }
+  if (!put_listeners_first(folder.dir)) std::abort();
   if (!rename_link_remaps(folder.dir, names)) return 0;
   // What was renamed is found by its new name, and nothing else has changed.
   for (const NeededFile& file : needed_files(folder.dir)) {

@@ -22,6 +22,7 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
+#include "criu/criu_files.h"
 #include "image/image_writer.h"
 #include "operations/asked_state.h"
 #include "operations/dump_checks.h"
@@ -402,6 +403,7 @@ class DumpRun {
           "with the echo once more");
     for (const ProcessRecord& process : manifest_.processes)
       STASIS_TRY(restart_calls(writer_->criu_dir(), process.pid));
+    STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(refuse_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(note_sockets(env_, manifest_, lost));
     STASIS_TRY_ASSIGN(kept_files_,

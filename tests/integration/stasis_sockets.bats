@@ -221,3 +221,14 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
   target_goes_on
   no_image
 }
+
+@test "a connection that waits to be accepted is restored, also where its maker stands in front of the listener" {
+  start_script waiting_connection.py
+  dump_it
+  restore_it
+  script_goes_on
+  touch "$TARGET_STATUS.go"
+  wait_until 30 test -s "$TARGET_STATUS.answer"
+  assert_equal "$(cat "$TARGET_STATUS.answer")" "ANSWERED?"
+  kill -KILL -- "-$TARGET"
+}
