@@ -80,9 +80,8 @@ struct Range {
 
 // Where device memory may lie: the driver keeps its addresses by memory that cannot be touched; the
 // simulated one maps its GPU's files there.
-std::vector<Range> ranges_to_ask(bool simulated) {
-  std::vector<Range> ranges;
-  for_each_own_mapping([&](const OwnMapping& mapping) {
+bool find_ranges(bool simulated, std::vector<Range>& ranges) {
+  return for_each_own_mapping([&](const OwnMapping& mapping) {
     const bool reserved = mapping.inode == 0 && std::strcmp(mapping.rights, "---p") == 0;
     if (!reserved && !(simulated && mapping.inode != 0 && mapping.rights[3] == 's')) return;
     const CUdeviceptr start = (mapping.start + kStep - 1) / kStep * kStep;
@@ -92,14 +91,16 @@ std::vector<Range> ranges_to_ask(bool simulated) {
     else
       ranges.push_back({start, mapping.end});
   });
-  return ranges;
 }
 
-void walk(bool simulated) {
+// False if the mappings cannot be read.
+bool walk(bool simulated) {
   auto& found = pieces();
   found.clear();
+  std::vector<Range> ranges;
+  if (!find_ranges(simulated, ranges)) return false;
   std::uint64_t questions = 0;
-  for (const Range& range : ranges_to_ask(simulated)) {
+  for (const Range& range : ranges) {
     for (CUdeviceptr at = range.start; at < range.end && questions < kMostQuestions; ++questions) {
       Piece piece;
       const bool there = ask(at, piece);
@@ -109,10 +110,12 @@ void walk(bool simulated) {
       at = std::max(next, behind);
     }
   }
+  return true;
 }
 
-// Whether nothing else lies in its areas.
-bool is_alone(std::size_t index, std::uint64_t& questions) {
+// Whether nothing else lies in its areas, which takes at most as many questions as two of them have
+// steps.
+bool is_alone(std::size_t index) {
   const auto& all = pieces();
   const Piece& piece = all[index];
   const auto from = piece.start / kDriverArea * kDriverArea;
@@ -122,7 +125,7 @@ bool is_alone(std::size_t index, std::uint64_t& questions) {
   const auto is_empty = [&](CUdeviceptr start, CUdeviceptr end) {
     for (auto at = start; at < end; at += kDenseStep) {
       Piece other;
-      if (++questions > kMostQuestions || ask(at, other)) return false;
+      if (ask(at, other)) return false;
     }
     return true;
   };
@@ -298,7 +301,6 @@ void count_left(AttachLeft why, std::size_t bytes) {
 
 // What is left for certain, before any block is touched; the rest stays in the list.
 void choose() {
-  std::uint64_t questions = 0;
   std::vector<Piece> chosen;
   for (std::size_t i = 0; i < pieces().size(); ++i) {
     const Piece& piece = pieces()[i];
@@ -307,7 +309,7 @@ void choose() {
       count_left(attach::kLeftOther, piece.size);
     else if (piece.size < kLeastAdopted)
       count_left(attach::kLeftSmall, piece.size);
-    else if (piece.start % kStep != 0 || !is_alone(i, questions))
+    else if (piece.start % kStep != 0 || !is_alone(i))
       count_left(attach::kLeftShared, piece.size);
     else
       chosen.push_back(piece);
@@ -324,7 +326,9 @@ Outcome look_for_memory() {
   std::fill(std::begin(state.left_count), std::end(state.left_count), 0);
   std::fill(std::begin(state.left_bytes), std::end(state.left_bytes), 0);
   find_primaries();
-  walk(is_simulated());
+  if (!walk(is_simulated()))
+    return failed(CUDA_ERROR_OPERATING_SYSTEM,
+                  "/proc/self/maps cannot be read: has the process a descriptor left (ulimit -n)?");
   {
     const TablesLock lock;
     for (const Piece& piece : pieces())

@@ -320,7 +320,8 @@ void Session::adopt() {
   if (page_.origin == direct::AgentOrigin::kAttached) return done();
   if (arguments_[0] == direct::kLook) return report(look_for_memory());
   const auto outcome = adopt_memory();
-  if (outcome.ok()) page_.origin = direct::AgentOrigin::kAttached;
+  // It serves from here on, also if a block was lost.
+  page_.origin = direct::AgentOrigin::kAttached;
   report(outcome);
 }
 

@@ -50,7 +50,7 @@ Error of_answer(Pid pid, AttachAnswer answer, const std::optional<AttachState>& 
   const bool aside = answer == AttachAnswer::kStepsAside;
   return refusal({"attach", Severity::kRed, pid,
                   fmt::format("no agent can be brought to process {}: {}", pid.value, why),
-                  aside ? "end that tool, or leave the program's memory to the driver"
+                  aside ? "start it without that tool or variable, or leave its memory to the driver"
                         : "leave its memory to the driver, or start it with `stasis run`"});
 }
 
@@ -127,12 +127,11 @@ class Hooking {
           std::find_if(mappings.begin(), mappings.end(), [&](const proc::Mapping& mapping) {
             return registers->rsp >= mapping.start && registers->rsp < mapping.end;
           });
-      std::vector<std::uint64_t> stack;
-      if (at != mappings.end()) {
-        const std::uint64_t from = registers->rsp / kWord * kWord;
-        stack.resize(std::min(at->end - from, kMostStack) / kWord);
-        if (!space_.read(from, stack.data(), stack.size() * kWord)) stack.clear();
-      }
+      // A stack that is not known may lead there: the next try looks again.
+      if (at == mappings.end()) return true;
+      const std::uint64_t from = registers->rsp / kWord * kWord;
+      std::vector<std::uint64_t> stack(std::min(at->end - from, kMostStack) / kWord);
+      if (!space_.read(from, stack.data(), stack.size() * kWord)) return true;
       if (is_at_hook(registers->rip, stack, entries_)) return true;
     }
     return false;

@@ -114,6 +114,12 @@ class Attaching {
                     fmt::format("`stasis resume {}` first", group_.root().value));
       }
       STASIS_TRY_ASSIGN(const auto agent, AgentClient::probe(pid));
+      if (agent && !agent->of_our_version) {
+        return fail(refusal({"agent-version", Severity::kRed, pid,
+                             fmt::format("process {} ({}) has an agent of another version",
+                                         pid.value, member.process.info().comm),
+                             "use the stasis that came with that agent"}));
+      }
       const bool hooked = agent && agent->origin == AgentOrigin::kHooked;
       const auto loaded = proc::ProcFs().maps_file(pid, "libstasis-preload.so");
       if (!agent && loaded && *loaded && why_off(pid)) return refuse_off(member.process);
@@ -199,15 +205,20 @@ class Attaching {
     return fault(FaultPoint::kAttachWatched);
   }
 
+  static Result<void> refuse_launches(const Process& process, const AttachState& state) {
+    if (state.launches == 0) return {};
+    return fail(refusal({"attach-graphs", Severity::kRed, process.pid(),
+                         fmt::format("process {} ({}) launches CUDA graphs that it instantiated "
+                                     "before",
+                                     process.pid().value, process.info().comm),
+                         kGraphsRemedy}));
+  }
+
   Result<void> judge(const Process& process, const AttachState& state) {
+    STASIS_TRY(refuse_launches(process, state));
     const std::string who =
         fmt::format("process {} ({})", process.pid().value, process.info().comm);
     const double seconds = std::chrono::duration<double>(options_.watch).count();
-    if (state.launches != 0) {
-      return fail(refusal({"attach-graphs", Severity::kRed, process.pid(),
-                           fmt::format("{} launches CUDA graphs that it instantiated before", who),
-                           kGraphsRemedy}));
-    }
     if (state.calls == 0) {
       return fail(refusal(
           {"attach-graphs", Severity::kRed, process.pid(),
@@ -252,7 +263,22 @@ class Attaching {
     return fault(FaultPoint::kAttachDrained);
   }
 
+  // Of the time since watch(), too: with the gates closed no more come.
+  Result<void> refuse_late_launches() {
+    if (options_.graphs_are_safe) return {};
+    for (const AgentClient& agent : agents_) {
+      STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(agent.pid()));
+      const auto process = std::find_if(
+          group_.members().begin(), group_.members().end(),
+          [&](const GroupMember& member) { return member.process.pid() == agent.pid(); });
+      if (state && process != group_.members().end())
+        STASIS_TRY(refuse_launches(process->process, *state));
+    }
+    return {};
+  }
+
   Result<void> adopt() {
+    STASIS_TRY(refuse_late_launches());
     phases_.begin("find");
     for (AgentClient& agent : agents_)
       agent.begin(AgentCommand::kAdopt, direct::kLook);
@@ -288,22 +314,24 @@ class Attaching {
   // still, unless one of them holds what the driver wants.
   Result<void> exchange(AgentClient& agent) {
     bool begun = false;
-    const auto deadline = Clock::now() + kStopTimeout;
+    auto deadline = Clock::now() + kStopTimeout;
     const auto is_over = [&] { return !agent.pidfd().alive() || (begun && agent.has_answered()); };
     auto stood = trace_on_own_thread([&]() -> Result<void> {
       while (!is_over()) {
+        // A driver that hangs, or an agent that never answers, is not waited for.
+        if (begun && (Clock::now() >= deadline || env_.interrupt.insists())) return {};
         const auto spared = agents_threads(agent.pid());
         auto stopped = proc::StoppedThreads::stop(*agent.address_space(), [&](Tid thread) {
           return std::find(spared.begin(), spared.end(), thread) == spared.end();
         });
-        if (!stopped &&
-            (begun || stopped.error().code != ErrorCode::kBusy || Clock::now() >= deadline))
+        if (!stopped && (stopped.error().code != ErrorCode::kBusy || Clock::now() >= deadline))
           return begun ? Result<void>() : Result<void>(fail(std::move(stopped.error())));
         if (stopped) {
           // It has ended, or has no thread but the agent's: then none maps memory.
           const bool none = stopped->threads().empty();
           if (!std::exchange(begun, true)) {
             agent.begin(AgentCommand::kAdopt, direct::kExchange);
+            deadline = Clock::now() + kMapping;
             fault_only(FaultPoint::kAttachExchanging);
           }
           if (none) return {};
@@ -317,7 +345,8 @@ class Attaching {
       return {};
     });
     if (!begun) return stood;
-    return agent.finish(kMapping);
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    return agent.finish(std::max<milliseconds>(left, kAtOnce));
   }
 
   Error of_failure(Pid pid, Error why, const Result<std::optional<AttachState>>& state) const {

@@ -258,18 +258,10 @@ END
 
 @test "what is unusual is refused with the reason" {
   start_target memory --size 8M
-  python3 -IS - "$TARGET" <<'END' 3>&- &
-import ctypes, sys, time
-libc = ctypes.CDLL(None)
-assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0  # PTRACE_SEIZE
-time.sleep(60)
-END
-  local tracer=$!
-  at_end_kill "$tracer"
-  wait_until 60 grep -q "^TracerPid:[[:space:]]*$tracer" "/proc/$TARGET/status"
+  start_tracer
   refused 7 busy attach "$TARGET"
   assert_contains "$err" "traced by process"
-  kill -KILL "$tracer"
+  kill -KILL "$TRACER"
   wait_until 60 grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"
   done_by suspend "$TARGET"
   refused 6 wrong-state attach "$TARGET"

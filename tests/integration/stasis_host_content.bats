@@ -11,22 +11,9 @@ setup() {
 }
 teardown() { end_stasis; }
 
-# start_program MIB [FILE]: host_memory.py, or another, whose round and end the helpers know.
-start_program() {
-  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
-  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
-  rm -f "$TARGET_STATUS"
-  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/${2:-host_memory.py}" "$TARGET_STATUS" "$1") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-}
-
-# What was wrong, the program says before it ends.
-runs_on() {
-  target_goes_on
-  assert_equal "$(cat "$TARGET_LOG")" ""
-}
+# start_program MIB [FILE]: host_memory.py, or another.
+start_program() { start_script "${2:-host_memory.py}" "$1"; }
+runs_on() { script_goes_on; }
 
 # It, and its child.
 end_all() {

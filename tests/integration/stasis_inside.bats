@@ -180,17 +180,9 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   kill -STOP "$TARGET"
   left_alone "stopped by a signal"
   kill -CONT "$TARGET"
-  python3 -IS - "$TARGET" <<'END' 3>&- &
-import ctypes, sys, time
-libc = ctypes.CDLL(None)
-assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0  # PTRACE_SEIZE
-time.sleep(60)
-END
-  local tracer=$!
-  at_end_kill "$tracer"
-  wait_until 60 grep -q "^TracerPid:[[:space:]]*$tracer" "/proc/$TARGET/status"
+  start_tracer
   left_alone "traced by process"
-  kill -KILL "$tracer"
+  kill -KILL "$TRACER"
   wait_until 60 grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"
   looks_into --nothing "$TARGET"
   ends_right

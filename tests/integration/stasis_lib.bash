@@ -175,6 +175,35 @@ start_tree() {
   at_end_kill "${CHILDREN[@]}"
 }
 
+# start_script FILE ARGUMENT...: a program of this folder as TARGET, which gets the status file and ARGUMENT, and says
+# what is wrong before it ends.
+start_script() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  rm -f "$TARGET_STATUS"
+  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+script_goes_on() {
+  target_goes_on
+  assert_equal "$(cat "$TARGET_LOG")" ""
+}
+
+# start_tracer: of TARGET, as TRACER.
+start_tracer() {
+  python3 -IS - "$TARGET" <<'END' 3>&- &
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0  # PTRACE_SEIZE
+time.sleep(60)
+END
+  TRACER=$!
+  at_end_kill "$TRACER"
+  wait_until 60 grep -q "^TracerPid:[[:space:]]*$TRACER" "/proc/$TARGET/status"
+}
+
 # restored_verifies [COUNT]: after a restore TARGET is no child of the test any more: ends it and
 # reads its own verdict, or those of COUNT processes.
 restored_verifies() {

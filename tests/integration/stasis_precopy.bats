@@ -11,21 +11,9 @@ setup() {
 }
 teardown() { end_stasis; }
 
-# start_writer MIB PART: host_writer.py, whose round and end the helpers know.
-start_writer() { start_program host_writer.py "$@"; }
-start_program() {
-  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
-  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
-  rm -f "$TARGET_STATUS"
-  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-}
-runs_on() {
-  target_goes_on
-  assert_equal "$(cat "$TARGET_LOG")" ""
-}
+# start_writer MIB PART
+start_writer() { start_script host_writer.py "$@"; }
+runs_on() { script_goes_on; }
 end_writer() {
   kill -KILL "$TARGET"
   wait_until 60 number_is_free
@@ -101,7 +89,7 @@ host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python
 
 @test "pages that a program has never touched are not there either when it was saved, so that it is saved so again" {
   local i
-  start_program host_sparse.py 96
+  start_script host_sparse.py 96
   for i in 1 2 3; do
     done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --force --host-memory parallel --json
     (($(host_bytes "$image") >= 80 << 20))
@@ -118,7 +106,7 @@ host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python
   mkdir "$small"
   mount -t tmpfs -o size=270m tmpfs "$small"
   # 80 MiB, which could be copied ahead, and 120 that CRIU saves.
-  start_program host_writer.py 80 0.1 120
+  start_script host_writer.py 80 0.1 120
   capture stasis dump "$TARGET" --images-dir "$small/image" --leave-running --pre-copy on --json
   umount -l "$small"
   assert_equal "$status" 0
