@@ -100,19 +100,21 @@ class InsideServer final : public Progress {
     ::sigaction(SIGTERM, &action, nullptr);
     tell(InsideHears{});
     interrupt_.set_time_limit(errand_.time_limit);
-    auto report = carry_out();
+    // Before anything is done, which could not be told of without.
+    UniqueFd file(::memfd_create("stasis-report", MFD_CLOEXEC));
+    auto report = file.valid() ? carry_out()
+                               : Result<std::string>(fail(
+                                     errno_error("cannot make a file for the report", errno)));
     session_.drop_movers();
-    UniqueFd file;
     if (report) {
-      auto written = file_of(*report);
-      if (written)
-        file = std::move(*written);
-      else
-        report = fail(std::move(written.error()));
+      if (auto written = write_all(file.get(), report->data(), report->size(), "report"); !written)
+        report = fail(ErrorCode::kNotRolledBack,
+                      "it is done, and its report is lost: " + written.error().message,
+                      "see what it has come to: `stasis ps`");
     }
     InsideDone done;
-    if (!report) done.error = shortened_if_long(report.error());
-    (void)send_message(channel_, InsideEvent(done), std::span(&file, file.valid() ? 1 : 0));
+    if (!report) done.error = bounded(report.error());
+    (void)send_message(channel_, InsideEvent(done), std::span(&file, report ? 1 : 0));
   }
 
   void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override {
@@ -121,19 +123,6 @@ class InsideServer final : public Progress {
 
  private:
   void tell(const InsideEvent& event) { (void)send_message(channel_, event); }
-
-  static Error shortened_if_long(Error error) {
-    constexpr std::size_t kRoom = Channel::kMostBytes / 2;
-    if (record_to_text(error).size() <= kRoom) return error;
-    return shortened(std::move(error), kRoom / 8);
-  }
-
-  static Result<UniqueFd> file_of(const std::string& text) {
-    UniqueFd file(::memfd_create("stasis-report", MFD_CLOEXEC));
-    if (!file.valid()) return fail(errno_error("cannot make a file for the report", errno));
-    STASIS_TRY(write_all(file.get(), text.data(), text.size(), "report"));
-    return file;
-  }
 
   Result<std::string> carry_out() {
     STASIS_TRY(enter(setup_.entry));
@@ -239,7 +228,8 @@ Result<std::string> operate_inside(const InsideCaller& caller, const Target& tar
   InsideErrand errand{order.verb, gpu_map_text(order.resume.gpu_map), order.resume.images_dir,
                       order.time_limit, order.dump};
   // As `stasis run` would have made the image, so that its standard streams are known.
-  if (target.pid == target.job->root) errand.dump.job = {target.job->command, target.job->streams};
+  if (order.verb == InsideVerb::kDump && target.pid == target.job->root)
+    errand.dump.job = {target.job->command, target.job->streams};
   const auto start = [&]() -> Result<HelperProcess> {
     STASIS_TRY_ASSIGN(auto there, Elsewhere::open(target));
     setup.entry = there.entry();

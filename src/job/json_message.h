@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -31,14 +32,19 @@ std::optional<Value> parse_message(const Channel::Message& message) {
       {reinterpret_cast<const char*>(message.bytes.data()), message.bytes.size()});
 }
 
-// The same result for a message, which holds so much and no more: without its notes, and with a
-// shorter error.
+// The same error, or a shorter one, for a message, which holds so much and no more.
+inline constexpr std::size_t kMessageRoom = Channel::kMostBytes / 2;
+inline Error bounded(Error error) {
+  if (record_to_text(error).size() <= kMessageRoom) return error;
+  return shortened(std::move(error), kMessageRoom / 8);
+}
+
+// The same result: without its notes, and with a shorter error.
 template <class Result>
 Result bounded(Result result) {
-  constexpr std::size_t kRoom = Channel::kMostBytes / 2;
-  if (record_to_text(result).size() <= kRoom) return result;
+  if (record_to_text(result).size() <= kMessageRoom) return result;
   result.notes.clear();
-  if (auto* error = std::get_if<Error>(&result.what)) *error = shortened(*error, kRoom / 8);
+  if (auto* error = std::get_if<Error>(&result.what)) *error = shortened(*error, kMessageRoom / 8);
   return result;
 }
 

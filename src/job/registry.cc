@@ -19,6 +19,7 @@
 #include "base/fd.h"
 #include "base/json_record.h"
 #include "checkpoint/journal.h"
+#include "proc/mounts.h"
 #include "proc/procfs.h"
 
 namespace stasis::job {
@@ -124,7 +125,9 @@ void add_jobs_of(uid_t user, const UniqueFd& state, std::vector<JobEntry>& out) 
   const UniqueFd jobs = open_of_user(state, "jobs" + pid_namespace_mark(), user, false);
   if (!jobs.valid()) return;
   const DirectoryStream dir = list_open(fmt::format("/proc/self/fd/{}", jobs.get()));
-  while (const dirent* item = dir && out.size() < kMostJobs ? ::readdir(dir.get()) : nullptr) {
+  // Of each user, and of what is no record, too: one user hides no other's, and keeps root not busy.
+  std::size_t seen = 0;
+  while (const dirent* item = dir && seen++ < kMostJobs ? ::readdir(dir.get()) : nullptr) {
     const std::string name = item->d_name;
     if (!name.ends_with(kEntryEnd)) continue;
     const UniqueFd file = open_of_user(jobs, name, user, true);
@@ -210,8 +213,12 @@ std::vector<JobEntry> jobs_of_users() {
   std::vector<JobEntry> out;
   const char* chosen = std::getenv("STASIS_STATE_DIR");
   if (::geteuid() != 0 || (chosen != nullptr && *chosen != '\0')) return out;
+  std::vector<std::string> of_others;
+  if (const auto mounts = proc::mounts("self"))
+    for (const proc::Mount& mount : *mounts)
+      if (mount.type != "tmpfs") of_others.push_back(mount.point);
   // As journal_directory() has it for a user: XDG_RUNTIME_DIR/stasis, or /tmp/stasis-UID.
-  const auto search = [&out](const char* top, std::string_view before, bool in_folder) {
+  const auto search = [&](const char* top, std::string_view before, bool in_folder) {
     auto open = open_file(AT_FDCWD, top, O_RDONLY | O_DIRECTORY);
     if (!open) return;
     const DirectoryStream dir = list_open(top);
@@ -224,7 +231,11 @@ std::vector<JobEntry> jobs_of_users() {
         add_jobs_of(*user, open_of_user(*open, item->d_name, *user, false), out);
         continue;
       }
-      // systemd mounts a file system there, which is root's.
+      // systemd mounts a tmpfs there, which is root's. The directory is the user's, who may have
+      // mounted another file system on it, and serve that.
+      if (std::find(of_others.begin(), of_others.end(), fmt::format("{}/{}", top, item->d_name)) !=
+          of_others.end())
+        continue;
       auto runtime = open_file(open->get(), item->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
       if (runtime) add_jobs_of(*user, open_of_user(*runtime, "stasis", *user, false), out);
     }

@@ -254,6 +254,9 @@ Target find_again(const SwapParty& party) {
   const bool found = target.find().has_value();
   const SwapParty now = found ? party_of(target) : SwapParty();
   if (found && now.root == party.root) return target;
+  // A name may go, or be another's, while its process lives.
+  Target by_number{std::to_string(party.root.pid.value), {}, {}};
+  if (is_alive(party.root) && by_number.find() && !by_number.is_elsewhere()) return by_number;
   target.pid = Pid{};
   target.job.reset();
   return target;

@@ -109,6 +109,9 @@ class Server {
     const Environment whole = session_.environment(driver);
     const Environment env{driver,      interrupts_.back(), whole.progress,  whole.note,
                           whole.mover, whole.end_mover,    whole.ring_bytes};
+    // The party of a killed swap that has ended (find_again()); nothing of it is to be undone.
+    if (setup_.root.value == 0 && order != SideOrder::kUndo)
+      return Error{ErrorCode::kNoSuchProcess, "it has ended", {}};
     switch (order) {
       case SideOrder::kProbe:
         if (auto status = probe(env, setup_.root))

@@ -56,7 +56,7 @@ Result<void> Target::find() {
       if (entry.name == text) of_users.push_back(std::move(entry));
     if (of_users.size() > 1) {
       return fail(ErrorCode::kUsage,
-                  fmt::format("{} users have a job of the name {}: process {} and others",
+                  fmt::format("{} programs of users have the name {}: process {} and others",
                               of_users.size(), text, of_users[0].process.pid.value),
                   "say its number (`stasis ps`)");
     }
@@ -64,7 +64,8 @@ Result<void> Target::find() {
   }
   if (!job) {
     return fail(ErrorCode::kNoSuchProcess, fmt::format("no job has the name {}", text),
-                "`stasis ps` shows the names; `stasis run --name` gives one");
+                "`stasis ps` shows the names; `stasis run --name` gives one; a user's job with "
+                "--images-dir is reached by that user");
   }
   if (job->root.value == 0) {
     return fail(ErrorCode::kBusy, fmt::format("job {} is being started or restored", text),

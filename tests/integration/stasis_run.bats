@@ -239,15 +239,33 @@ END
   sed "s/\"pid\":[0-9]*/\"pid\":$$/; s/\"start_ticks\":[0-9]*/\"start_ticks\":$(cut -d' ' -f22 /proc/$$/stat)/; s/of-a-user/forged/" "$record" >"${record%/*}/forged.job"
   cp "$record" "${record%/*}/other.job"
   chown "$user:$user" "${record%/*}"/*.job
-  ln -s "$record" "${record%/*}/link.job"
+  sed "s/of-a-user/link/" "$record" >"${record%/*}/elsewhere"
+  chown "$user:$user" "${record%/*}/elsewhere"
+  ln -s elsewhere "${record%/*}/link.job"
+  as_other mkfifo "${record%/*}/fifo.job"
   local name
-  for name in forged other link; do
+  for name in forged other link fifo; do
     as_root suspend "$name"
     assert_equal "$status" 3 "$name"
   done
+  # Two others have more programs than are looked at of one, and hide none of this user's.
+  local other jobs text i
+  for other in $((user + 1)) $((user + 2)); do
+    jobs=/tmp/stasis-$other/$(basename "${record%/*}")
+    setpriv --reuid="$other" --regid="$other" --clear-groups sleep 60 3>&- &
+    at_end_kill $!
+    mkdir -p "$jobs"
+    text=$(sed "s/\"pid\":[0-9]*/\"pid\":$!/; s/\"start_ticks\":[0-9]*/\"start_ticks\":$(cut -d' ' -f22 /proc/$!/stat)/" "$record")
+    for ((i = 0; i < 1100; i++)); do echo "${text//of-a-user/a$i}" >"$jobs/a$i.job"; done
+    chown -R "$other:$other" "/tmp/stasis-$other"
+    chmod -R go= "/tmp/stasis-$other"
+  done
+  as_root suspend of-a-user
+  local beside=$status
+  rm -r "/tmp/stasis-$((user + 1))" "/tmp/stasis-$((user + 2))"
   chmod 666 "$record"
   as_root suspend of-a-user
   local last=$status
   rm -r "$state"
-  assert_equal "$last" 3
+  assert_equal "$beside $last" "4 3"
 }

@@ -288,6 +288,22 @@ killed_swap() {
   nothing_left
 }
 
+@test "a swap that was killed, and of which one has ended since, is decided for the other" {
+  export STASIS_SIM_GPUS=120M
+  two_servers 80M
+  STASIS_SIM_FAULTS="restore:delay=1s pid=$B" stasis swap "$A" "$B" >/dev/null 2>&1 3>&- &
+  local swap=$!
+  wait_until 60 held_up
+  kill -KILL "$swap" "$A"
+  wait "$swap" || true
+  done_by recover --all
+  assert_contains "$out" "$B runs, as asked for; $A has ended"
+  in_state running "$B"
+  TARGET_STATUS=$B_STATUS target_goes_on
+  done_by recover --all
+  assert_equal "${out%$'\n'}" "nothing to recover: no operation was cut short"
+}
+
 @test "a swap that was killed while it suspended is taken back" {
   export STASIS_SIM_GPUS=120M
   two_servers 80M
