@@ -194,6 +194,7 @@ ranks_on_hosts() {
   local library=$BATS_TEST_TMPDIR/libnccl.so.2
   cc -shared -x c /dev/null -o "$library"
   TARGET_STATUS=$BATS_TEST_TMPDIR/first TARGET_LOG=$BATS_TEST_TMPDIR/log
+  rm -f "$TARGET_STATUS" "$TARGET_STATUS.other"
   # shellcheck disable=SC2016
   (LD_PRELOAD=$library exec_on_gpu setsid bash -c 'NCCL_HOSTID=$0 stasis-workload memory --size 4M --status "$3" &
     NCCL_HOSTID=$1 CUDA_VISIBLE_DEVICES=$2 stasis-workload memory --size 4M --status "$3.other" & wait' \
