@@ -50,8 +50,9 @@ Error of_answer(Pid pid, AttachAnswer answer, const std::optional<AttachState>& 
   const bool aside = answer == AttachAnswer::kStepsAside;
   return refusal({"attach", Severity::kRed, pid,
                   fmt::format("no agent can be brought to process {}: {}", pid.value, why),
-                  aside ? "start it without that tool or variable, or leave its memory to the driver"
-                        : "leave its memory to the driver, or start it with `stasis run`"});
+                  aside
+                      ? "start it without that tool or variable, or leave its memory to the driver"
+                      : "leave its memory to the driver, or start it with `stasis run`"});
 }
 
 // Code of the driver's, as the mappings show it.

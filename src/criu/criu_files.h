@@ -35,9 +35,9 @@ Result<void> rename_link_remaps(const UniqueFd& criu_dir,
                                 const std::map<std::string, std::string>& names);
 
 // Moves unix sockets that listen in front of all else in files.img, where one of them stands behind
-// a connection that waits to be accepted by it: a restore by CRIU 4.2.1 looks for the other end of a
-// connection when it reads its entry, and not again (try_resolve_unix_peer() of criu/sk-unix.c), and
-// ends at "FATAL: Peer ... unresolved". A files.img that cannot be parsed stays as it is. kIo.
+// a connection that waits to be accepted by it: a restore by CRIU 4.2.1 looks for the other end of
+// a connection when it reads its entry, and not again (try_resolve_unix_peer() of criu/sk-unix.c),
+// and ends at "FATAL: Peer ... unresolved". A files.img that cannot be parsed stays as it is. kIo.
 Result<void> put_listeners_first(const UniqueFd& criu_dir);
 
 // What is wrong with the file on this machine: "is not there", "has 5 bytes, and had 6"; nothing if

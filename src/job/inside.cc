@@ -102,9 +102,10 @@ class InsideServer final : public Progress {
     interrupt_.set_time_limit(errand_.time_limit);
     // Before anything is done, which could not be told of without.
     UniqueFd file(::memfd_create("stasis-report", MFD_CLOEXEC));
-    auto report = file.valid() ? carry_out()
-                               : Result<std::string>(fail(
-                                     errno_error("cannot make a file for the report", errno)));
+    auto report =
+        file.valid()
+            ? carry_out()
+            : Result<std::string>(fail(errno_error("cannot make a file for the report", errno)));
     session_.drop_movers();
     if (report) {
       if (auto written = write_all(file.get(), report->data(), report->size(), "report"); !written)

@@ -125,7 +125,8 @@ void add_jobs_of(uid_t user, const UniqueFd& state, std::vector<JobEntry>& out) 
   const UniqueFd jobs = open_of_user(state, "jobs" + pid_namespace_mark(), user, false);
   if (!jobs.valid()) return;
   const DirectoryStream dir = list_open(fmt::format("/proc/self/fd/{}", jobs.get()));
-  // Of each user, and of what is no record, too: one user hides no other's, and keeps root not busy.
+  // Of each user, and of what is no record, too: one user hides no other's, and keeps root not
+  // busy.
   std::size_t seen = 0;
   while (const dirent* item = dir && seen++ < kMostJobs ? ::readdir(dir.get()) : nullptr) {
     const std::string name = item->d_name;

@@ -101,7 +101,6 @@ struct Failed {
   std::string why;
 };
 
-
 std::string content_of(const fs::path& file) {
   std::ifstream in(file);
   return {std::istreambuf_iterator<char>(in), {}};
