@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/listing.h"
 #include "proc/descriptors.h"
 
 namespace stasis {
@@ -325,21 +326,21 @@ std::uint64_t managed_bytes(std::span<const proc::Mapping> mappings) {
 
 Error describe_obstacles(std::span<const Obstacle> found,
                          std::span<const proc::ProcessInfo> processes) {
-  std::map<std::string, std::string> concerned;  // by what is in their way
+  constexpr std::size_t kShown = 8;
+  std::map<std::string, std::vector<std::string>> concerned;  // by what is in their way
   std::set<std::string> remedies;
   for (const Obstacle& obstacle : found) {
     const auto info =
         std::find_if(processes.begin(), processes.end(),
                      [&](const proc::ProcessInfo& one) { return one.pid == obstacle.pid; });
-    std::string& list = concerned[obstacle.what];
-    list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", obstacle.pid.value,
-                        info == processes.end() ? "?" : info->comm);
+    concerned[obstacle.what].push_back(
+        fmt::format("{} ({})", obstacle.pid.value, info == processes.end() ? "?" : info->comm));
     remedies.insert(obstacle.remedy);
   }
   std::vector<std::string> reasons;
   for (const auto& [what, list] : concerned)
-    reasons.push_back(fmt::format("{}: process {}", what, list));
-  Error error{ErrorCode::kNotSupported, fmt::format("{}", fmt::join(reasons, "; ")),
+    reasons.push_back(fmt::format("{}: process {}", what, listed(list, ", ", kShown)));
+  Error error{ErrorCode::kNotSupported, listed(reasons),
               fmt::format("{}", fmt::join(remedies, "; "))};
   error.obstacles.assign(found.begin(), found.end());
   return error;

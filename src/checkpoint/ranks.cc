@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/listing.h"
+
 namespace stasis {
 namespace {
 
@@ -52,16 +54,13 @@ std::optional<OtherRanks> find_other_ranks(const proc::ProcFs& procfs, Pid root)
 
 std::string describe_other_ranks(const OtherRanks& ranks) {
   constexpr std::size_t kShown = 8;
-  std::vector<int> shown;
+  std::vector<std::string> others;
   for (const Pid pid : ranks.others)
-    if (shown.size() < kShown) shown.push_back(pid.value);
+    others.push_back(std::to_string(pid.value));
   return fmt::format(
-      "if it waits for other processes of its job ({}{} use CUDA, too), name process {} ({}), "
-      "which "
+      "if it waits for other processes of its job ({} use CUDA, too), name process {} ({}), which "
       "is above all of them, so that they are locked together",
-      fmt::join(shown, ", "),
-      ranks.others.size() > kShown ? fmt::format(" and {} more", ranks.others.size() - kShown) : "",
-      ranks.above.pid.value, ranks.above.comm);
+      listed(others, ", ", kShown), ranks.above.pid.value, ranks.above.comm);
 }
 
 }  // namespace stasis

@@ -29,6 +29,7 @@
 #include <fmt/ranges.h>
 
 #include "base/fd.h"
+#include "base/listing.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
@@ -52,12 +53,9 @@ std::vector<Obstacle> Signs::obstacles(const std::vector<proc::ProcessInfo>& pro
       std::vector<std::string> shown(values);
       std::sort(shown.begin(), shown.end());
       shown.erase(std::unique(shown.begin(), shown.end()), shown.end());
-      const std::size_t all = shown.size();
-      shown.resize(std::min(all, kShown));
       out.push_back({key.second->id, key.second->severity, info.pid,
-                     fmt::format("process {} ({}) {}: {}{}", info.pid.value, info.comm,
-                                 key.second->what, fmt::join(shown, ", "),
-                                 all > kShown ? fmt::format(" and {} more", all - kShown) : ""),
+                     fmt::format("process {} ({}) {}: {}", info.pid.value, info.comm,
+                                 key.second->what, listed(shown, ", ", kShown)),
                      std::string(key.second->remedy), Override::kIgnoreUndumpable});
     }
   }

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/listing.h"
 #include "doctor/criu_obstacles.h"
 #include "driver/gpu_plan.h"
 
@@ -113,7 +114,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
       env.tell(reason);
     return {};
   }
-  Error error{ErrorCode::kUndumpable, fmt::format("{}", fmt::join(reasons, "; ")),
+  Error error{ErrorCode::kUndumpable, listed(reasons),
               fmt::format("{}; to let CRIU try all the same: {}", fmt::join(remedies, "; "),
                           option_of(Override::kIgnoreUndumpable))};
   error.obstacles = std::move(obstacles);

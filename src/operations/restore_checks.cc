@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/listing.h"
 #include "base/units.h"
 #include "criu/criu_core.h"
 #include "criu/criu_files.h"
@@ -326,7 +327,6 @@ std::string remedy_text(Remedy remedy) {
 }  // namespace
 
 Result<void> check_files(const ImageReader& image) {
-  constexpr std::size_t kShown = 5;
   const auto all_kept = read_kept_files(image.criu_dir());
   if (!all_kept) return fail(all_kept.error());
   const KeptByName names = by_name(*all_kept);
@@ -348,11 +348,7 @@ Result<void> check_files(const ImageReader& image) {
   if (wrong.empty()) return {};
   std::sort(wrong.begin(), wrong.end());
   wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
-  const std::size_t all = wrong.size();
-  wrong.resize(std::min(all, kShown));
-  return fail(ErrorCode::kCriuFailed,
-              fmt::format("what the job had open is not as it was: {}{}", fmt::join(wrong, "; "),
-                          all > kShown ? fmt::format("; and {} more", all - kShown) : ""),
+  return fail(ErrorCode::kCriuFailed, "what the job had open is not as it was: " + listed(wrong),
               remedy_text(remedy));
 }
 

@@ -21,6 +21,7 @@
 #include <fmt/ranges.h>
 
 #include "base/fd.h"
+#include "base/listing.h"
 #include "image/manifest_format.h"
 #include "proc/multicast.h"
 #include "proc/procfs.h"
@@ -331,13 +332,7 @@ std::vector<std::string> put_sockets_back(const Manifest& manifest,
 
 void tell_of_lost(const Environment& env, const std::vector<std::string>& lost,
                   const std::string& what) {
-  constexpr std::size_t kShown = 5;
-  if (lost.empty()) return;
-  const std::vector<std::string> shown(
-      lost.begin(), lost.begin() + static_cast<std::ptrdiff_t>(std::min(lost.size(), kShown)));
-  env.tell(
-      fmt::format("{}: {}{}", what, fmt::join(shown, "; "),
-                  lost.size() > kShown ? fmt::format("; and {} more", lost.size() - kShown) : ""));
+  if (!lost.empty()) env.tell(fmt::format("{}: {}", what, listed(lost)));
 }
 
 }  // namespace stasis
