@@ -138,6 +138,8 @@ Result<std::optional<CudaState>> Process::cuda_state() const {
     if (alive()) return *state;
     return fail(explain(Action::kGetState, driver_->describe(kCuNotInitialized)));
   }
+  // What most processes of a tree answer needs no explanation.
+  if (state.error().number == kCuNotInitialized && alive()) return std::optional<CudaState>();
   Error error = explain(Action::kGetState, state.error());
   if (error.code == ErrorCode::kNotCuda) return std::optional<CudaState>();
   return fail(std::move(error));
