@@ -20,7 +20,7 @@
 
 namespace stasis {
 
-class HiddenPages;
+class InsideCriu;
 
 // The oldest CRIU that has the hooks this project needs: 4.0.
 inline constexpr int kOldestCriu = 40000;
@@ -32,7 +32,7 @@ struct DumpRequest {
   CriuOptions options = {};
   bool leave_running = false;  // resume the tree after the dump instead of ending it
   // What of the tree's memory criu is not to save; filled when on_ready is back. May be nullptr.
-  const HiddenPages* hidden = nullptr;
+  const InsideCriu* hidden = nullptr;
   // Where a reader of an error message finds dump.log, e.g. ImageWriter::failed_log_path().
   std::string log_path = {};
   std::chrono::milliseconds deadline{0};  // for the whole dump; 0 = none

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 #include <protozero/pbf_reader.hpp>
 
+#include "abi/processor_state.h"
 #include "proc/interrupted_call.h"
 #include "proc/procfs.h"
 
@@ -216,7 +217,6 @@ std::optional<std::uint64_t> permitted_capabilities(const UniqueFd& criu_dir, Ti
 }
 
 bool has_tiles(const UniqueFd& criu_dir, Tid thread) {
-  constexpr std::uint64_t kTiles = std::uint64_t{3} << 17;  // XFEATURE_MASK_XTILE
   const auto text = read_core(criu_dir, name_of(thread.value));
   const auto body = text ? body_of(*text) : std::nullopt;
   if (!body) return false;
@@ -237,7 +237,7 @@ bool has_tiles(const UniqueFd& criu_dir, Tid thread) {
   } catch (const std::exception&) {
     return false;
   }
-  return (in_use & kTiles) != 0;
+  return (in_use & processor_state::kTiles) != 0;
 }
 
 bool has_terminal_data(const UniqueFd& criu_dir) {

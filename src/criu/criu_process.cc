@@ -21,7 +21,7 @@
 #include "base/fault_point.h"
 #include "criu/criu.h"
 #include "criu/criu_rpc.h"
-#include "criu/hidden_pages.h"
+#include "criu/inside_criu.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -38,14 +38,14 @@ std::vector<std::string> environment_for_criu(const CriuProcess::StartOptions& o
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
     if (name.starts_with("LD_") || name.starts_with("CRIU_")) continue;
-    if (name == hidden_pages::kDescriptorVariable) continue;
+    if (name == inside_criu::kDescriptorVariable) continue;
     kept.emplace_back(text);
   }
   kept.push_back("CRIU_LIBS_DIR=" + options.plugin_dir);
   if (options.hidden != nullptr) {
     kept.push_back("LD_PRELOAD=" + options.hidden->library());
     kept.push_back(
-        fmt::format("{}={}", hidden_pages::kDescriptorVariable, CriuProcess::kFirstInherited));
+        fmt::format("{}={}", inside_criu::kDescriptorVariable, CriuProcess::kFirstInherited));
   }
   return kept;
 }

@@ -16,7 +16,7 @@
 
 namespace stasis {
 
-class HiddenPages;
+class InsideCriu;
 
 namespace criu_rpc {
 struct Request;
@@ -38,7 +38,7 @@ class CriuProcess {
     // Given to criu at the numbers kFirstInherited, kFirstInherited + 1, ...
     std::vector<const UniqueFd*> inherit;
     // Not given to a criu that has descriptors to inherit.
-    const HiddenPages* hidden = nullptr;
+    const InsideCriu* hidden = nullptr;
   };
   static constexpr int kFirstInherited = 4;
 

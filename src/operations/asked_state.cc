@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <string_view>
@@ -17,6 +18,8 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/processors.h"
+#include "base/threads.h"
 #include "base/units.h"
 #include "proc/address_space.h"
 #include "proc/bystander.h"
@@ -48,6 +51,8 @@ constexpr std::uint64_t kTableAt = 1024;
 constexpr std::uint64_t kTableBytes = 2048;
 // A process may have thousands of threads, and each is stopped for the question.
 constexpr std::size_t kMostAskedThreads = 64;
+// Of those that ask at the same time.
+constexpr unsigned kMostAskers = 8;
 
 constexpr std::uint64_t word(long value) { return static_cast<std::uint64_t>(value); }
 
@@ -133,14 +138,16 @@ void note_shown(Pid pid, std::vector<std::string>& lost) {
   }
 }
 
-// Of its threads' system calls: those that become signals, and those that a supervisor answers.
-void note_calls(const proc::AddressSpace& space, AskedState& out) {
+// Of its threads: whose system calls become signals, or a supervisor answers, and who computes with
+// AMX.
+void note_threads(const proc::AddressSpace& space, AskedState& out) {
   std::vector<Tid> threads = proc::ProcFs().threads(space.pid());
   threads.resize(std::min(threads.size(), kMostAskedThreads));
   (void)trace_on_own_thread([&]() -> Result<void> {
     STASIS_TRY_ASSIGN(auto stopped, proc::StoppedThreads::stop(space, threads));
     for (const Tid thread : stopped.threads()) {
       out.has_supervisor |= stopped.leaves_calls_to_supervisor(thread);
+      if (stopped.has_tiles(thread)) out.with_tiles.push_back(thread);
       if (stopped.dispatches_system_calls(thread))
         out.lost.push_back(
             fmt::format("that system calls of thread {} become signals "
@@ -257,7 +264,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
     });
   });
   STASIS_TRY(std::move(done));
-  note_calls(space, out);
+  note_threads(space, out);
   note_shown(pid, out.lost);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
@@ -337,18 +344,44 @@ AskedStates ask_processes(Pid root) {
   AskedStates answers;
   const auto tree = proc::ProcFs().tree(root);
   if (!tree) return answers;
-  Sandboxes sandboxes;
-  for (const proc::ProcessInfo& info : *tree) {
-    if (info.has_ended()) continue;
-    AskedState& state = answers[info.pid];
-    state.answered = may_ask(info.pid);
-    if (!state.answered) continue;
-    if (auto answer = ask_process(info.pid, sandboxes))
-      state = std::move(*answer);
-    else
-      state.answered = false;
-  }
+  std::vector<AskedStates::value_type*> places;
+  for (const proc::ProcessInfo& info : *tree)
+    if (!info.has_ended()) places.push_back(&*answers.try_emplace(info.pid).first);
+  // Each question is answered by a thread that has to be woken for it.
+  const auto count =
+      std::min<std::size_t>(places.size(), std::min(kMostAskers, usable_processors()));
+  std::atomic<std::size_t> next = 0;
+  on_threads(static_cast<unsigned>(count), [&](unsigned) {
+    Sandboxes sandboxes;
+    for (std::size_t i = next++; i < places.size(); i = next++) {
+      auto& [pid, state] = *places[i];
+      state.answered = may_ask(pid);
+      if (!state.answered) continue;
+      if (auto answer = ask_process(pid, sandboxes))
+        state = std::move(*answer);
+      else
+        state.answered = false;
+    }
+  });
   return answers;
+}
+
+Error refusal_of_tiles(Pid pid, const std::vector<Tid>& threads) {
+  return refusal(
+      {"amx-tiles", Severity::kRed, pid,
+       fmt::format("process {} is in the middle of a computation with AMX (thread {}{}), and CRIU "
+                   "does not save its tiles",
+                   pid.value, threads.front().value,
+                   threads.size() > 1 ? fmt::format(" and {} more", threads.size() - 1) : ""),
+       "dump once more; if that is always so, have the program release its tiles (_tile_release) "
+       "when it has computed, or run without AMX (ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16)"},
+      ErrorCode::kBusy);
+}
+
+Result<void> refuse_tiles(const AskedStates& answers) {
+  for (const auto& [pid, answer] : answers)
+    if (!answer.with_tiles.empty()) return fail(refusal_of_tiles(pid, answer.with_tiles));
+  return {};
 }
 
 Result<void> refuse_sandboxes(const AskedStates& answers) {

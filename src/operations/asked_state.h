@@ -22,6 +22,7 @@ struct AskedState {
   OwnStateRecord state;
   bool in_domain = false;         // it has threads in a Landlock domain
   bool has_supervisor = false;    // it has threads whose system calls a supervisor answers
+  std::vector<Tid> with_tiles;    // threads in the middle of a computation with AMX
   std::vector<std::string> lost;  // seen, and not to be put right; for people
 };
 // By process; those that were there when all were asked.
@@ -37,6 +38,11 @@ bool limits_speculation(std::string_view status);
 // kUndumpable if any is in a Landlock domain, which a restore would take from it: no call
 // tells its rules; or has a supervisor of its system calls, which a restore would take as well.
 Result<void> refuse_sandboxes(const AskedStates& answers);
+
+// CRIU takes the tiles from a thread that is in the middle of a computation with AMX, and does not
+// save them. kBusy: a moment later none may be.
+Result<void> refuse_tiles(const AskedStates& answers);
+Error refusal_of_tiles(Pid pid, const std::vector<Tid>& threads);
 
 // Puts the answers into the manifest's processes. One that was started since has what it inherits
 // from its parent. The lost: a sentence each, also of those that did not answer.

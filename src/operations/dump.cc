@@ -245,7 +245,7 @@ class DumpRun {
                               writer_->log_dir(),
                               criu_options_,
                               !ends(),
-                              hidden_pages_ ? &*hidden_pages_ : nullptr,
+                              inside_criu_ ? &*inside_criu_ : nullptr,
                               writer_->failed_log_path(),
                               std::chrono::milliseconds(0),
                               options_.criu_log_level,
@@ -256,6 +256,8 @@ class DumpRun {
         request, [this] { return complete_image(); }, env_.interrupt);
     watcher_.reset();
     fault_only(FaultPoint::kDumpFinish);
+    const auto kept_from = inside_criu_ ? inside_criu_->thread_with_tiles() : std::nullopt;
+    if (!dumped && kept_from) return fail(refusal_of_tiles(process_of(*kept_from), {*kept_from}));
     return dumped;
   }
 
@@ -273,6 +275,7 @@ class DumpRun {
     needed_ = use_of(group());
     if (!stopped) return stopped;
     answers_ = ask_processes(root_);
+    STASIS_TRY(refuse_tiles(answers_));
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
     direct_bytes_ = opened_->direct.bytes();
     keep_partial_image();
@@ -289,14 +292,26 @@ class DumpRun {
 
   void keep_partial_image() { writer_->keep_partial(opened_->direct.needs_image()); }
 
-  // Made before criu is started, which is told of them.
-  void make_hidden_pages() {
-    if (options_.host_memory == HostMemoryWay::kCriu) return;
-    auto made = HiddenPages::create();
+  Pid process_of(Tid thread) {
+    for (const GroupMember& member : group().members()) {
+      const auto threads = proc::ProcFs().threads(member.process.pid());
+      if (std::find(threads.begin(), threads.end(), thread) != threads.end())
+        return member.process.pid();
+    }
+    return root_;  // it has ended since
+  }
+
+  // Made before criu is started, which is told of it.
+  void make_inside_criu() {
+    auto made = InsideCriu::create();
     if (made)
-      hidden_pages_.emplace(std::move(*made));
-    else
+      inside_criu_.emplace(std::move(*made));
+    else if (options_.host_memory != HostMemoryWay::kCriu)
       env_.tell("CRIU saves all host memory: " + made.error().message);
+  }
+
+  bool may_hide_pages() const {
+    return inside_criu_ && options_.host_memory != HostMemoryWay::kCriu;
   }
 
   ContentOptions host_content_options() const {
@@ -309,8 +324,8 @@ class DumpRun {
   Result<void> precopy_host_memory() {
     // Less is copied in the time that CRIU takes anyhow.
     constexpr std::uint64_t kWorthIt = 256U << 20;
-    make_hidden_pages();
-    if (!goes_on() || !hidden_pages_ || options_.precopy == Precopy::kNever) return {};
+    make_inside_criu();
+    if (!goes_on() || !may_hide_pages() || options_.precopy == Precopy::kNever) return {};
     phases_.begin("pre-copy");
     auto done = host_.precopy(env_, group(), writer_->dir(), host_content_options(),
                               {options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_});
@@ -320,7 +335,7 @@ class DumpRun {
 
   // What CRIU would move with one thread.
   Result<void> take_host_memory() {
-    if (!hidden_pages_) return {};
+    if (!may_hide_pages()) return {};
     const bool asked = options_.host_memory == HostMemoryWay::kParallel;
     auto hidden = hide_host_memory(asked);
     if (!hidden && hidden.error().code == ErrorCode::kNotSupported) {
@@ -342,7 +357,7 @@ class DumpRun {
   // Until CRIU has stopped the whole tree, processes without CUDA may write into the memory of
   // those that stand still (process_vm_writev(2), as MPI does), and go on as if it had arrived.
   void wait_until_stopped() const {
-    while (!all_stand_still_ && !stop_saving_.requested() && !hidden_pages_->is_asked())
+    while (!all_stand_still_ && !stop_saving_.requested() && !inside_criu_->is_asked())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
@@ -372,9 +387,9 @@ class DumpRun {
     if (auto still = group().keep_agents_still(); !still)
       return fail(ErrorCode::kNotSupported, still.error().message);
     if (!host_.find(group(), asked)) return false;
-    if (!hidden_pages_->is_heard())
+    if (!inside_criu_->is_heard())
       return fail(ErrorCode::kNotSupported, criu_->path() + " loads no library of ours");
-    return host_.hide(*hidden_pages_);
+    return host_.hide(*inside_criu_);
   }
 
   void tell_of_no_content() const {
@@ -404,7 +419,7 @@ class DumpRun {
     for (const ProcessRecord& process : manifest_.processes)
       STASIS_TRY(restart_calls(writer_->criu_dir(), process.pid));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
-    STASIS_TRY(refuse_tiles(writer_->criu_dir(), manifest_.processes));
+    STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(note_sockets(env_, manifest_, lost));
     STASIS_TRY_ASSIGN(kept_files_,
                       keep_files(writer_->criu_dir(), goes_on() || options_.job.has_value(),
@@ -566,7 +581,7 @@ class DumpRun {
   std::shared_ptr<const ContentBase> base_;
   std::shared_ptr<const ContentBase> host_base_;
   bool tell_of_base_ = false;
-  std::optional<HiddenPages> hidden_pages_;
+  std::optional<InsideCriu> inside_criu_;
   HostMemory host_;
   Interrupt stop_saving_;
   bool is_committed_ = false;

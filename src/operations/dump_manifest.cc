@@ -134,20 +134,20 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   return records;
 }
 
-Result<void> refuse_tiles(const UniqueFd& criu_dir, const std::vector<ProcessRecord>& processes) {
+Result<void> refuse_lost_tiles(const UniqueFd& criu_dir,
+                               const std::vector<ProcessRecord>& processes) {
   for (const ProcessRecord& process : processes) {
     const auto threads = threads_with_tiles(criu_dir, process.pid);
     if (threads.empty()) continue;
     return fail(refusal(
         {"amx-tiles", Severity::kRed, process.pid,
-         fmt::format("process {} was in the middle of a computation with AMX (thread {}{}), and "
-                     "CRIU does not save its tiles",
-                     process.pid.value, threads.front().value,
-                     threads.size() > 1 ? fmt::format(" and {} more", threads.size() - 1) : ""),
-         "dump once more; if that is always so, have the program release its tiles "
-         "(_tile_release) when it has computed, or run without AMX (ONEDNN_MAX_CPU_ISA="
-         "AVX512_CORE_BF16)"},
-        ErrorCode::kBusy));
+         fmt::format("process {} was in the middle of a computation with AMX (thread {}), and "
+                     "CRIU has taken its tiles from it: it computes something wrong, or ends by "
+                     "SIGILL",
+                     process.pid.value, threads.front().value),
+         "start the program again, or restore it from an earlier image; with a criu that is "
+         "linked dynamically, as Stasis has it, that does not happen"},
+        ErrorCode::kCriuFailed));
   }
   return {};
 }

@@ -307,8 +307,8 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
   return fault(FaultPoint::kHostSaved);
 }
 
-Result<bool> HostMemory::hide(HiddenPages& pages) {
-  std::vector<hidden_pages::Range> ranges;
+Result<bool> HostMemory::hide(InsideCriu& pages) {
+  std::vector<inside_criu::Range> ranges;
   for (const Source& source : sources_) {
     const auto pid = static_cast<std::uint64_t>(source.space.pid().value);
     for (const AddressRange& range : source.ranges)

@@ -1,6 +1,6 @@
 // Large host memory of processes that stand still goes into an image by all processors, and not by
 // CRIU, which moves 1.5 GiB/s: read, and written to host/, while criu does not see it
-// (HiddenPages). After CRIU's restore it is written into the processes.
+// (InsideCriu). After CRIU's restore it is written into the processes.
 // docs/adr/0047-host-memory.md. Private to src/operations.
 //
 // The dumped processes keep their memory: nothing has to be undone.
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "checkpoint/group.h"
-#include "criu/hidden_pages.h"
+#include "criu/inside_criu.h"
 #include "direct/environment.h"
 #include "image/content_reader.h"
 #include "image/content_writer.h"
@@ -50,7 +50,7 @@ class HostMemory {
   // Keeps it from criu, and has the processes say so (parking.h): what CRIU restores of them lacks
   // it until fill_host_memory(). False if there is more than can be kept from it; then CRIU saves
   // all.
-  Result<bool> hide(HiddenPages& pages);
+  Result<bool> hide(InsideCriu& pages);
   // Saves it.
   Result<void> save(const Environment& env, const UniqueFd& image_dir,
                     const ContentOptions& options);

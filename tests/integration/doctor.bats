@@ -789,22 +789,6 @@ assert libc.syscall(317, 1, 0, ctypes.byref(Program(4, ctypes.addressof(code))))
   target_goes_on
 }
 
-@test "tiles of AMX that hold something are no part of an image: the dump is refused" {
-  grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
-  # ldtilecfg [rdi]; tileloadd tmm0, [rsi+rdx]; ret. Tiles of zeros are nothing that an image would lack.
-  start_with 'import mmap
-assert libc.syscall(158, 0x1023, 18) == 0  # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
-code = mmap.mmap(-1, 4096, prot=7)
-code.write(bytes.fromhex("c4e27849 07 c4e27b4b 0416 c3"))
-config = ctypes.create_string_buffer(bytes([1]) + bytes(15) + bytes([64]) + bytes(31) + bytes([16]) + bytes(15), 64)
-rows = ctypes.create_string_buffer(b"x" * 1024)
-load = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
-load(ctypes.addressof(config), ctypes.addressof(rows), 64)'
-  refused 7 busy dump "$TARGET" --images-dir "$image"
-  assert_contains "$err" "in the middle of a computation with AMX"
-  unharmed
-}
-
 @test "red: everything, for a stasis under a seccomp filter; a filter of the target alone is fine" {
   local filter='import ctypes, struct, sys, os
 libc = ctypes.CDLL(None, use_errno=True)

@@ -184,7 +184,7 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 #include <stdlib.h>
 __attribute__((constructor)) static void planted(void) { creat(getenv("PLANTED"), 0600); }
 END
-  gcc -shared -fPIC -o "$BATS_TEST_TMPDIR/cwd/folder/lib/stasis/libstasis-criu-pages.so" "$BATS_TEST_TMPDIR/planted.c"
+  gcc -shared -fPIC -o "$BATS_TEST_TMPDIR/cwd/folder/lib/stasis/libstasis-inside-criu.so" "$BATS_TEST_TMPDIR/planted.c"
   start_program 24
   cd "$BATS_TEST_TMPDIR/cwd"
   PLANTED=$BATS_TEST_TMPDIR/was_loaded capture "$there/bin/stasis" dump "$TARGET" --images-dir "$image" --leave-running --host-memory parallel

@@ -149,3 +149,28 @@ del k["processor_state"]; k["deny_new_code"] = 1 << 30'
   target_goes_on
   restored_verifies
 }
+
+# CRIU takes the tiles from a thread that it stops, and does not save them.
+@test "a thread in the middle of a computation with AMX has its tiles after a refused dump and a suspend" {
+  grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
+  start_script amx_tiles.py
+  for way in "" --leave-running "--host-memory criu"; do
+    # shellcheck disable=SC2086
+    refused 7 busy dump "$TARGET" --images-dir "$image" $way
+    assert_contains "$err" "is in the middle of a computation with AMX"
+    script_goes_on
+    no_image
+  done
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  script_goes_on
+  # The last of more threads than are asked before: criu is kept from it.
+  end_targets
+  : >"$targets"
+  start_script amx_tiles.py 80
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "is in the middle of a computation with AMX"
+  script_goes_on
+  no_image
+  nothing_left
+}

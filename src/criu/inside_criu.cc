@@ -1,4 +1,4 @@
-#include "criu/hidden_pages.h"
+#include "criu/inside_criu.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,15 +12,15 @@
 
 namespace stasis {
 
-using hidden_pages::kMostRanges;
-using hidden_pages::kTableBytes;
-using hidden_pages::Range;
-using hidden_pages::Table;
+using inside_criu::kMostRanges;
+using inside_criu::kTableBytes;
+using inside_criu::Range;
+using inside_criu::Table;
 
-void HiddenPages::Unmap::operator()(Table* table) const { (void)::munmap(table, kTableBytes); }
+void InsideCriu::Unmap::operator()(Table* table) const { (void)::munmap(table, kTableBytes); }
 
-Result<HiddenPages> HiddenPages::create() {
-  std::string library = own_file("libstasis-criu-pages.so");
+Result<InsideCriu> InsideCriu::create() {
+  std::string library = own_file("libstasis-inside-criu.so");
   if (::access(library.c_str(), R_OK) != 0)
     return fail(ErrorCode::kNotSupported, library + " is not there", "install Stasis whole");
   // The linker takes blanks and colons for separators, and replaces what a dollar begins: it would
@@ -30,18 +30,18 @@ Result<HiddenPages> HiddenPages::create() {
         ErrorCode::kNotSupported,
         library + " has a blank, a colon or a dollar in its path, which LD_PRELOAD cannot hold",
         "install Stasis elsewhere");
-  UniqueFd file(::memfd_create("stasis-hidden-pages", MFD_CLOEXEC));
+  UniqueFd file(::memfd_create("stasis-inside-criu", MFD_CLOEXEC));
   if (!file.valid() || ::ftruncate(file.get(), static_cast<off_t>(kTableBytes)) != 0)
     return fail(errno_error("cannot create a memory file", errno));
   void* const mapped =
       ::mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (mapped == MAP_FAILED) return fail(errno_error("cannot map a memory file", errno));
-  return HiddenPages(std::move(file), static_cast<Table*>(mapped), std::move(library));
+  return InsideCriu(std::move(file), static_cast<Table*>(mapped), std::move(library));
 }
 
-bool HiddenPages::is_heard() const { return table_->is_heard.load(std::memory_order_acquire) != 0; }
+bool InsideCriu::is_heard() const { return table_->is_heard.load(std::memory_order_acquire) != 0; }
 
-bool HiddenPages::hide(std::vector<Range> ranges) {
+bool InsideCriu::hide(std::vector<Range> ranges) {
   if (ranges.size() > kMostRanges) return false;
   std::sort(ranges.begin(), ranges.end(), [](const Range& one, const Range& other) {
     return std::tie(one.pid, one.start) < std::tie(other.pid, other.start);
@@ -51,9 +51,14 @@ bool HiddenPages::hide(std::vector<Range> ranges) {
   return true;
 }
 
-bool HiddenPages::is_asked() const { return table_->is_asked.load(std::memory_order_acquire) != 0; }
+bool InsideCriu::is_asked() const { return table_->is_asked.load(std::memory_order_acquire) != 0; }
 
-std::uint64_t HiddenPages::hidden_bytes() const {
+std::optional<Tid> InsideCriu::thread_with_tiles() const {
+  const std::uint64_t thread = table_->tiles_of.load(std::memory_order_acquire);
+  return thread == 0 ? std::nullopt : std::optional(Tid{static_cast<int>(thread)});
+}
+
+std::uint64_t InsideCriu::hidden_bytes() const {
   return table_->hidden.load(std::memory_order_relaxed) * 4096;
 }
 

@@ -1,12 +1,9 @@
-// Loaded into the criu that the tool starts for a dump: keeps pages from it that the tool saves
-// itself (docs/adr/0047-host-memory.md).
+// Keeps pages from criu that the tool saves itself (docs/adr/0047-host-memory.md).
 //
 // CRIU asks the kernel which pages of a process there are, by reading /proc/PID/pagemap or by its
 // ioctl PAGEMAP_SCAN, and saves those. These functions stand in front of the C library's and leave
 // the pages of the tool's table out of the answer. A criu that asks in another way saves them as
 // well, which costs time and disk space and nothing else.
-//
-// Uses old functions of the C library only, and no C++ library: criu may bring its own.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -15,19 +12,16 @@
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
-#include "abi/hidden_pages.h"
+#include "inside_criu/table.h"
 
 namespace {
 
-using stasis::hidden_pages::Range;
-using stasis::hidden_pages::Table;
+using stasis::inside_criu::Range;
+using stasis::inside_criu::table;
 
 constexpr std::uint64_t kPage = 4096;
-
-Table* table = nullptr;
 
 // linux/fs.h of Linux 6.7; older headers lack it.
 constexpr unsigned long kPagemapScan = 0xc0606610;
@@ -176,24 +170,6 @@ ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
   hide_entries(pid, static_cast<unsigned char*>(buffer), static_cast<std::size_t>(got),
                static_cast<std::uint64_t>(offset), count);
   return got;
-}
-
-// Before criu's main().
-__attribute__((constructor)) void hear() {
-  const char* const number = std::getenv(stasis::hidden_pages::kDescriptorVariable);
-  if (number == nullptr) return;
-  int fd = 0;
-  for (const char* digit = number; *digit >= '0' && *digit <= '9' && fd < 100000; ++digit)
-    fd = fd * 10 + (*digit - '0');
-  void* const mapped =
-      ::mmap(nullptr, stasis::hidden_pages::kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  (void)::close(fd);
-  // For criu alone, and not for what it starts.
-  (void)::unsetenv(stasis::hidden_pages::kDescriptorVariable);
-  (void)::unsetenv("LD_PRELOAD");
-  if (mapped == MAP_FAILED) return;
-  table = static_cast<Table*>(mapped);
-  table->is_heard.store(1, std::memory_order_release);
 }
 
 }  // namespace

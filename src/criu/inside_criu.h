@@ -1,25 +1,28 @@
-// Pages of processes that a criu started by us is not to save: the tool saves them itself.
+// What a library of ours does in a criu that we start (plugins/inside_criu/).
 //
-// A library that is loaded into criu (plugins/criu_pages/) leaves them out of what the kernel tells
-// criu of /proc/PID/pagemap. The processes keep the pages. Owns a shared mapping; moves, never
-// copies. One thread at a time.
+// It keeps pages of processes from it which the tool saves itself: they are left out of what the
+// kernel tells criu of /proc/PID/pagemap, and the processes keep them. And it keeps criu from
+// threads that have AMX tiles in use, which criu would take from them. Owns a shared mapping; moves,
+// never copies. One thread at a time.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "abi/hidden_pages.h"
+#include "abi/inside_criu.h"
 #include "base/fd.h"
+#include "base/ids.h"
 #include "base/result.h"
 
 namespace stasis {
 
-class HiddenPages {
+class InsideCriu {
  public:
   // Of no page yet. kOutOfHostMemory, kIo; kNotSupported where the library is not installed.
-  static Result<HiddenPages> create();
+  static Result<InsideCriu> create();
 
   const UniqueFd& descriptor() const { return file_; }
   const std::string& library() const { return library_; }
@@ -29,20 +32,23 @@ class HiddenPages {
   bool is_heard() const;
   // Once, before criu looks at a process; in any order. False if there are more than there is room
   // for, and then none is hidden.
-  bool hide(std::vector<hidden_pages::Range> ranges);
+  bool hide(std::vector<inside_criu::Range> ranges);
   // Whether criu has looked at pages of a process since: it has then stopped all that it dumps.
   bool is_asked() const;
+  // A thread with AMX tiles in use, if criu has come to one: its dump fails then, and the thread was
+  // not touched.
+  std::optional<Tid> thread_with_tiles() const;
   // Bytes that criu has asked for and not seen, so far.
   std::uint64_t hidden_bytes() const;
 
  private:
   struct Unmap {
-    void operator()(hidden_pages::Table* table) const;
+    void operator()(inside_criu::Table* table) const;
   };
-  HiddenPages(UniqueFd file, hidden_pages::Table* table, std::string library)
+  InsideCriu(UniqueFd file, inside_criu::Table* table, std::string library)
       : file_(std::move(file)), table_(table), library_(std::move(library)) {}
   UniqueFd file_;
-  std::unique_ptr<hidden_pages::Table, Unmap> table_;
+  std::unique_ptr<inside_criu::Table, Unmap> table_;
   std::string library_;
 };
 

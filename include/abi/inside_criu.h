@@ -1,5 +1,6 @@
-// The table by which the tool keeps pages of processes from criu: shared memory between the tool
-// (src/criu/hidden_pages.h) and the library that it loads into criu (plugins/criu_pages/).
+// The table by which the tool keeps pages of processes from criu, and hears of what criu was kept
+// from: shared memory between the tool (src/criu/inside_criu.h) and the library that it loads into
+// criu (plugins/inside_criu/).
 //
 // The tool makes it before criu starts and gives criu the descriptor. The library says that it is
 // there; the tool then writes the ranges and, last, their count, and never changes them. Header
@@ -9,10 +10,10 @@
 #include <atomic>
 #include <cstdint>
 
-namespace stasis::hidden_pages {
+namespace stasis::inside_criu {
 
 // Of criu's environment: the number of the table's descriptor there.
-inline constexpr const char* kDescriptorVariable = "STASIS_HIDDEN_PAGES";
+inline constexpr const char* kDescriptorVariable = "STASIS_INSIDE_CRIU";
 
 // Pages of a process, named by its number in criu's /proc.
 struct Range {
@@ -27,6 +28,7 @@ struct Table {
   std::atomic<std::uint64_t> count;     // of the ranges
   std::atomic<std::uint64_t> hidden;    // pages that criu has asked for and not seen
   std::atomic<std::uint64_t> is_asked;  // 1: criu has looked at pages of a process since
+  std::atomic<std::uint64_t> tiles_of;  // a thread that criu was kept from: it has AMX tiles
   Range ranges[1];                      // as many as there is room for
 };
 
@@ -36,4 +38,4 @@ inline constexpr std::uint64_t kMostRanges = (kTableBytes - sizeof(Table)) / siz
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-}  // namespace stasis::hidden_pages
+}  // namespace stasis::inside_criu

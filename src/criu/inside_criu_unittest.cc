@@ -1,4 +1,4 @@
-#include "criu/hidden_pages.h"
+#include "criu/inside_criu.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -36,15 +36,15 @@ struct Region {
 };
 
 // This program again, with the library in it, as one test.
-int run_child(const HiddenPages& pages) {
+int run_child(const InsideCriu& pages) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     const int first = ::dup(pages.descriptor().get());
     const int second = ::dup(pages.descriptor().get());
     ::setenv("LD_PRELOAD", pages.library().c_str(), 1);
-    ::setenv(hidden_pages::kDescriptorVariable, std::to_string(first).c_str(), 1);
+    ::setenv(inside_criu::kDescriptorVariable, std::to_string(first).c_str(), 1);
     ::setenv(kChildVariable, std::to_string(second).c_str(), 1);
-    ::execl("/proc/self/exe", "child", "--gtest_filter=HiddenPagesChild.*",
+    ::execl("/proc/self/exe", "child", "--gtest_filter=InsideCriuChild.*",
             "--gtest_also_run_disabled_tests", nullptr);
     ::_exit(99);
   }
@@ -53,16 +53,16 @@ int run_child(const HiddenPages& pages) {
   return status;
 }
 
-class HiddenPagesChild : public testing::Test {
+class InsideCriuChild : public testing::Test {
  protected:
   void SetUp() override {
     const char* const number = std::getenv(kChildVariable);
-    ASSERT_NE(number, nullptr) << "only HiddenPages runs this";
+    ASSERT_NE(number, nullptr) << "only InsideCriu runs this";
     EXPECT_EQ(std::getenv("LD_PRELOAD"), nullptr) << "criu's own children would get it";
-    void* const mapped = ::mmap(nullptr, hidden_pages::kTableBytes, PROT_READ | PROT_WRITE,
+    void* const mapped = ::mmap(nullptr, inside_criu::kTableBytes, PROT_READ | PROT_WRITE,
                                 MAP_SHARED, std::atoi(number), 0);
     ASSERT_NE(mapped, MAP_FAILED);
-    table_ = static_cast<hidden_pages::Table*>(mapped);
+    table_ = static_cast<inside_criu::Table*>(mapped);
     table_->count = 0;
     void* const memory = ::mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -120,12 +120,12 @@ class HiddenPagesChild : public testing::Test {
     return text;
   }
 
-  hidden_pages::Table* table_ = nullptr;
+  inside_criu::Table* table_ = nullptr;
   std::uint64_t start_ = 0;
   UniqueFd pagemap_;
 };
 
-TEST_F(HiddenPagesChild, DISABLED_SeesThePagesThatAreNotHidden) {
+TEST_F(InsideCriuChild, DISABLED_SeesThePagesThatAreNotHidden) {
   const std::string all(kPages, 'x');
   const bool scans = !seen_by_scan(kPages).empty();
   const std::vector<std::vector<std::pair<std::uint64_t, std::uint64_t>>> cases = {
@@ -165,8 +165,8 @@ TEST_F(HiddenPagesChild, DISABLED_SeesThePagesThatAreNotHidden) {
   EXPECT_EQ(table_->is_asked, 1U);
 }
 
-TEST(HiddenPages, AreHeardOfByWhatLoadsTheLibrary) {
-  auto pages = HiddenPages::create();
+TEST(InsideCriu, AreHeardOfByWhatLoadsTheLibrary) {
+  auto pages = InsideCriu::create();
   ASSERT_TRUE(pages) << pages.error().to_string();
   EXPECT_FALSE(pages->is_heard());
   EXPECT_FALSE(pages->is_asked());
@@ -176,14 +176,14 @@ TEST(HiddenPages, AreHeardOfByWhatLoadsTheLibrary) {
   EXPECT_GT(pages->hidden_bytes(), 0U);
 }
 
-TEST(HiddenPages, AreSortedAndNotMoreThanThereIsRoomFor) {
-  auto pages = HiddenPages::create();
+TEST(InsideCriu, AreSortedAndNotMoreThanThereIsRoomFor) {
+  auto pages = InsideCriu::create();
   ASSERT_TRUE(pages) << pages.error().to_string();
-  EXPECT_FALSE(pages->hide(std::vector<hidden_pages::Range>(hidden_pages::kMostRanges + 1)));
+  EXPECT_FALSE(pages->hide(std::vector<inside_criu::Range>(inside_criu::kMostRanges + 1)));
   EXPECT_TRUE(pages->hide({{2, 0, 1}, {1, 4, 5}, {1, 2, 3}}));
-  std::array<hidden_pages::Range, 3> ranges{};
+  std::array<inside_criu::Range, 3> ranges{};
   ASSERT_GT(::pread(pages->descriptor().get(), ranges.data(), sizeof ranges,
-                    offsetof(hidden_pages::Table, ranges)),
+                    offsetof(inside_criu::Table, ranges)),
             0);
   EXPECT_EQ(ranges[0].start, 2U);
   EXPECT_EQ(ranges[1].start, 4U);
