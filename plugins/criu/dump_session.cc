@@ -27,6 +27,7 @@
 #include "held_tree.h"
 #include "proc/parking.h"
 #include "proc/stopped_threads.h"
+#include "proc/tiles.h"
 
 namespace stasis::plugin {
 namespace {
@@ -96,6 +97,7 @@ struct DumpSession::State {
   Result<void> refuse_obstacles();
   Result<void> replace_inherited(bool now);
   Result<void> refuse_late_workers();
+  Result<void> refuse_tiles() const;
   Result<void> checkpoint();
   Result<void> roll_back();
   bool has_cuda() const { return group && group->cuda_count() > 0; }
@@ -329,13 +331,23 @@ void DumpSession::unlock_one_by_one() {
 int DumpSession::checkpoint(Pid pid) {
   if (!locked_) return root_ ? -1 : -ENOTSUP;
   if (!checkpointed_) {
-    auto done = checkpoint_tree();
+    auto done = state_->refuse_tiles();
+    if (done) done = checkpoint_tree();
     if (!done) log_error("the tree cannot be dumped", done.error());
     checkpointed_ = done.has_value();
   }
   // CRIU reads the registers later, and would let timed waits end with EINTR.
   if (*checkpointed_) proc::make_calls_again(pid);
   return *checkpointed_ ? answer(pid) : -1;
+}
+
+// CRIU has stopped all threads of the tree, and run no code in them yet.
+Result<void> DumpSession::State::refuse_tiles() const {
+  for (const GroupMember& member : group->members()) {
+    const auto threads = proc::stopped_threads_with_tiles(member.process.pid());
+    if (!threads.empty()) return fail(proc::refusal_of_tiles(member.process.pid(), threads));
+  }
+  return {};
 }
 
 // While CRIU holds all threads but those by which the driver acts.

@@ -25,6 +25,7 @@
 #include "proc/bystander.h"
 #include "proc/parking.h"
 #include "proc/procfs.h"
+#include "proc/tiles.h"
 
 namespace stasis {
 namespace {
@@ -147,7 +148,7 @@ void note_threads(const proc::AddressSpace& space, AskedState& out) {
     STASIS_TRY_ASSIGN(auto stopped, proc::StoppedThreads::stop(space, threads));
     for (const Tid thread : stopped.threads()) {
       out.has_supervisor |= stopped.leaves_calls_to_supervisor(thread);
-      if (stopped.has_tiles(thread)) out.with_tiles.push_back(thread);
+      if (proc::has_tiles(thread)) out.with_tiles.push_back(thread);
       if (stopped.dispatches_system_calls(thread))
         out.lost.push_back(
             fmt::format("that system calls of thread {} become signals "
@@ -366,21 +367,9 @@ AskedStates ask_processes(Pid root) {
   return answers;
 }
 
-Error refusal_of_tiles(Pid pid, const std::vector<Tid>& threads) {
-  return refusal(
-      {"amx-tiles", Severity::kRed, pid,
-       fmt::format("process {} is in the middle of a computation with AMX (thread {}{}), and CRIU "
-                   "does not save its tiles",
-                   pid.value, threads.front().value,
-                   threads.size() > 1 ? fmt::format(" and {} more", threads.size() - 1) : ""),
-       "dump once more; if that is always so, have the program release its tiles (_tile_release) "
-       "when it has computed, or run without AMX (ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16)"},
-      ErrorCode::kBusy);
-}
-
 Result<void> refuse_tiles(const AskedStates& answers) {
   for (const auto& [pid, answer] : answers)
-    if (!answer.with_tiles.empty()) return fail(refusal_of_tiles(pid, answer.with_tiles));
+    if (!answer.with_tiles.empty()) return fail(proc::refusal_of_tiles(pid, answer.with_tiles));
   return {};
 }
 

@@ -42,7 +42,6 @@ Result<void> refuse_sandboxes(const AskedStates& answers);
 // CRIU takes the tiles from a thread that is in the middle of a computation with AMX, and does not
 // save them. kBusy: a moment later none may be.
 Result<void> refuse_tiles(const AskedStates& answers);
-Error refusal_of_tiles(Pid pid, const std::vector<Tid>& threads);
 
 // Puts the answers into the manifest's processes. One that was started since has what it inherits
 // from its parent. The lost: a sentence each, also of those that did not answer.

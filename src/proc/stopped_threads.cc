@@ -4,7 +4,6 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@
 
 #include <fmt/format.h>
 
-#include "abi/processor_state.h"
 #include "base/fd.h"
 #include "base/scope_guard.h"
 #include "proc/interrupted_call.h"
@@ -404,13 +402,6 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
 
 bool StoppedThreads::dispatches_system_calls(Tid thread) const {
   return dispatch_of(thread).mode != 0;
-}
-
-bool StoppedThreads::has_tiles(Tid thread) const {
-  std::array<std::uint64_t, processor_state::kInUseAt / 8 + 1> state{};
-  iovec part{state.data(), sizeof state};
-  return ::ptrace(PTRACE_GETREGSET, thread.value, as_pointer(processor_state::kNote), &part) == 0 &&
-         part.iov_len == sizeof state && (state.back() & processor_state::kTiles) != 0;
 }
 
 bool StoppedThreads::leaves_calls_to_supervisor(Tid thread) const {

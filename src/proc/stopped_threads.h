@@ -91,9 +91,6 @@ class StoppedThreads {
   // False where the filters may not be read: that takes CAP_SYS_ADMIN and no filter of our own.
   bool leaves_calls_to_supervisor(Tid thread) const;
 
-  // Is it in the middle of a computation with AMX? False where the kernel does not tell.
-  bool has_tiles(Tid thread) const;
-
   // Lets one thread run for about so long and stops it again, wherever it is then: the calling
   // thread sleeps on the processor that the other one runs on, and is woken by that processor's
   // timer. Asked from another processor, a thread stops at the end of its next system call, so one
