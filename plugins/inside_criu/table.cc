@@ -18,8 +18,7 @@ __attribute__((constructor)) void hear() {
   int fd = 0;
   for (const char* digit = number; *digit >= '0' && *digit <= '9' && fd < 100000; ++digit)
     fd = fd * 10 + (*digit - '0');
-  void* const mapped =
-      ::mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* const mapped = ::mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   (void)::close(fd);
   // For criu alone, and not for what it starts.
   (void)::unsetenv(kDescriptorVariable);

@@ -2,8 +2,8 @@
 //
 // It keeps pages of processes from it which the tool saves itself: they are left out of what the
 // kernel tells criu of /proc/PID/pagemap, and the processes keep them. And it keeps criu from
-// threads that have AMX tiles in use, which criu would take from them. Owns a shared mapping; moves,
-// never copies. One thread at a time.
+// threads that have AMX tiles in use, which criu would take from them. Owns a shared mapping;
+// moves, never copies. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class InsideCriu {
   bool hide(std::vector<inside_criu::Range> ranges);
   // Whether criu has looked at pages of a process since: it has then stopped all that it dumps.
   bool is_asked() const;
-  // A thread with AMX tiles in use, if criu has come to one: its dump fails then, and the thread was
-  // not touched.
+  // A thread with AMX tiles in use, if criu has come to one: its dump fails then, and the thread
+  // was not touched.
   std::optional<Tid> thread_with_tiles() const;
   // Bytes that criu has asked for and not seen, so far.
   std::uint64_t hidden_bytes() const;

@@ -258,7 +258,8 @@ class DumpRun {
     watcher_.reset();
     fault_only(FaultPoint::kDumpFinish);
     const auto kept_from = inside_criu_ ? inside_criu_->thread_with_tiles() : std::nullopt;
-    if (!dumped && kept_from) return fail(proc::refusal_of_tiles(process_of(*kept_from), {*kept_from}));
+    if (!dumped && kept_from)
+      return fail(proc::refusal_of_tiles(process_of(*kept_from), {*kept_from}));
     return dumped;
   }
 

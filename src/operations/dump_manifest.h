@@ -26,9 +26,9 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group);
 std::vector<PhaseRecord> beside_of(const std::vector<TraceEvent>& spans,
                                    Clock::time_point beginning);
 
-// CRIU 4.2.1 saves no tiles of AMX and takes them from the threads that had some. Seen afterwards, by
-// its image, where criu could not be kept from it (InsideCriu): kCriuFailed, and the program is not
-// as it was.
+// CRIU 4.2.1 saves no tiles of AMX and takes them from the threads that had some. Seen afterwards,
+// by its image, where criu could not be kept from it (InsideCriu): kCriuFailed, and the program is
+// not as it was.
 Result<void> refuse_lost_tiles(const UniqueFd& criu_dir,
                                const std::vector<ProcessRecord>& processes);
 

@@ -283,6 +283,7 @@ END
 }
 
 # Not before others: the node stays away.
+# bats test_tags=long
 @test "a node that is lost: the job goes on elsewhere from its last image" {
   submit_training --stasis-every=2s
   wait_until 120 grep -qs "saved to $images/$JOB/000002" "$log"
@@ -314,6 +315,7 @@ END
 }
 
 # It has been running beside all others since they began.
+# bats test_tags=long
 @test "a job through three time limits" {
   JOB=$(cat "$BATS_FILE_TMPDIR/limited")
   log=$BATS_FILE_TMPDIR/limited.out images=$BATS_FILE_TMPDIR/limited.images

@@ -246,6 +246,7 @@ heard() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
 }
 
 # By a thread that calls no driver, which nothing keeps from that.
+# bats test_tags=long
 @test "a program that becomes another by exec while it stands still keeps nobody waiting" {
   local verb file start stopped said=$BATS_TEST_TMPDIR/said
   for verb in suspend "dump --leave-running --images-dir $BATS_TEST_TMPDIR/left"; do

@@ -294,6 +294,7 @@ END
 
 # --- Whatever becomes of the tool
 
+# bats test_tags=long
 @test "a tool that is killed at any step leaves the program running, and the next one goes on" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   # The matrix of faults has all of them, with a program of one thread.

@@ -300,6 +300,7 @@ path_in_ps() {
   done
 }
 
+# bats test_tags=long
 @test "memory in more pieces than files may be open" {
   start_agent torture --size 600M --pause-ms 100
   # Each piece is a descriptor on its way to the mover.

@@ -114,6 +114,7 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   restored_verifies
 }
 
+# bats test_tags=long
 @test "a dump that fails or is killed leaves the processes as they were, with all their memory" {
   local point way
   start_program 24

@@ -236,11 +236,11 @@ END
   start_run --every 300ms --keep 2
   job_is_up
   local looks saves=0
-  for ((looks = 0; looks < 200; ++looks)); do
+  for ((looks = 0; looks < 60; ++looks)); do
     done_by ps
     [[ $out != *"stasis dump"* ]] || ((++saves))
     [[ $out != *waiting* && $err != *"stands still"* ]] || { printf '%s\n' "$out" "$err" >&2; return 1; }
-    ((looks % 20)) || target_goes_on
+    ((looks % 10)) || target_goes_on
   done
   told "saved to $images/000003 "
   ((saves > 0)) # it says what goes on with the job, though another namespace's records have that

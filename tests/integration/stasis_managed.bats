@@ -201,6 +201,7 @@ END
   assert_equal "$(cat "$dir/forks.log")" ready
 }
 
+# bats test_tags=long
 @test "a tool that is killed while managed memory is given up or taken again leaves a program that recover brings back" {
   start_managed
   killed_in_the_middle "$TARGET"
