@@ -714,3 +714,14 @@ close_folders() {
   nothing_left
   restored_verifies 3
 }
+
+# Without the plugin criu takes the tiles from the thread, which then ends by SIGILL.
+@test "a thread in the middle of a computation with AMX is not dumped, and has its tiles" {
+  grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
+  start_script amx_tiles.py
+  criu_fails dump --tree "$TARGET"
+  logged dump "is in the middle of a computation with AMX"
+  in_state running
+  script_goes_on
+  nothing_left
+}
