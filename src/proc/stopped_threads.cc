@@ -124,11 +124,10 @@ Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
 // known.
 Result<void> lift_filter(Pid pid, Tid thread) {
   constexpr int kStrict = 1;  // SECCOMP_MODE_STRICT of linux/seccomp.h
-  const auto status = ProcFs().thread_status(pid, thread);
-  if (!status || status->seccomp == 0) return {};
   const auto options = static_cast<std::uint64_t>(PTRACE_O_TRACESYSGOOD | kSuspendSeccomp);
   if (::ptrace(PTRACE_SETOPTIONS, thread.value, nullptr, as_pointer(options)) == 0) return {};
-  if (status->seccomp != kStrict) return {};
+  const auto status = ProcFs().thread_status(pid, thread);
+  if (!status || status->seccomp != kStrict) return {};
   return fail(
       refusal({"seccomp-strict", Severity::kRed, pid,
                fmt::format("thread {} of process {} may make no system call but read and write "
