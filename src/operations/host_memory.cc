@@ -226,9 +226,15 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   std::vector<Source> sources;
   const std::uint64_t bytes = add_sources(group, guess_host_memory, sources);
   struct statvfs room {};
-  if (sources.empty() || bytes < limits.least || ::fstatvfs(image_dir.get(), &room) != 0 ||
-      room.f_bavail * room.f_frsize < std::max(limits.image_bytes, bytes) + bytes)
+  if (sources.empty() || bytes < limits.least || ::fstatvfs(image_dir.get(), &room) != 0) return {};
+  const std::uint64_t needed = std::max(limits.image_bytes, bytes) + bytes;
+  if (room.f_bavail * room.f_frsize < needed) {
+    env.tell(
+        fmt::format("the host memory is copied while the job stands still: to copy it ahead takes "
+                    "{} of room for the image, and {} are free",
+                    format_bytes(needed), format_bytes(room.f_bavail * room.f_frsize)));
     return {};
+  }
   STASIS_TRY(create_writer(image_dir, options));
   std::vector<HostPiece> pieces;
   for (std::size_t i = 0; i < sources.size(); ++i)
