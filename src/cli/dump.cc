@@ -96,6 +96,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   const Ticker ticker(context.terminal);
   STASIS_TRY_ASSIGN(auto report,
                     dump(context.environment(*driver), options.target.pid, options.dump));
+  context.figures = figures_of(report);
   if (context.json) {
     context.print(to_json(report));
     return 0;

@@ -49,7 +49,8 @@ int report_error(Context& context, const Error& error) {
     out["error"]["exit_status"] = status;
     context.print(out);
   }
-  if (!context.json || context.terminal.lost_output()) context.terminal.error(error);
+  if (!context.json || context.terminal.lost_output() || context.terminal.logs())
+    context.terminal.error(error);
   return status;
 }
 
@@ -197,10 +198,14 @@ int run(int argc, char** argv, const Inherited& inherited) {
   app.set_version_flag("-V,--version", std::string("stasis ") + kVersion, "print the version");
   app.require_subcommand(1);
   bool quiet = false;
+  bool log_json = false;
   const auto add_common = [&](CLI::App& command) {
     command.add_flag("--json", context.json, "print one JSON object instead of text");
     command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
     command.add_flag("-q,--quiet", quiet, "no progress and no notes");
+    command.add_flag("--log-json", log_json,
+                     "say on standard error what there is to say as one JSON object a line; where "
+                     "that is systemd's journal, as fields of it");
   };
   const std::array verbs = {add_run(app),     add_attach(app),  add_ps(app),
                             add_suspend(app), add_resume(app),  add_swap(app),
@@ -214,7 +219,10 @@ int run(int argc, char** argv, const Inherited& inherited) {
     if (!verb.command->get_group().empty()) verb.command->group("Verbs");
     add_common(*verb.command);
     if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.timeouts);
-    if (verb.measures) add_trace(*verb.command, context.trace);
+    if (verb.measures) {
+      add_trace(*verb.command, context.trace);
+      add_metrics_option(*verb.command, context.metrics);
+    }
     if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
   }
 
@@ -247,7 +255,8 @@ int run(int argc, char** argv, const Inherited& inherited) {
     auto of_a_file = configuration_error(app, defaults, configuration, std::move(words), error);
     return report_error(context, of_a_file ? *of_a_file : usage_error(app, error));
   }
-  terminal.set_quiet(quiet || context.json);
+  if (log_json) terminal.begin_log();
+  terminal.set_quiet(quiet || (context.json && !log_json));
   terminal.set_verbose(context.verbose);
   for (const ConfigFile& file : configuration.files) {
     if (!file.why_not.empty())
@@ -261,9 +270,14 @@ int run(int argc, char** argv, const Inherited& inherited) {
   for (const Verb& verb : verbs) {
     if (!verb.command->parsed()) continue;
     if (verb.acts) install_signal_handlers(interrupt, terminal);
+    terminal.log_with("verb", verb.command->get_name());
+    if (auto opened = context.begin_metrics(); !opened)
+      return report_error(context, opened.error());
     if (!context.trace.empty()) trace_begin();
     auto status = verb.run(context);
     context.end_trace(verb.command->get_name());
+    if (verb.measures)
+      context.end_measures(verb.command->get_name(), status ? nullptr : &status.error());
     if (verb.acts && !fault_not_reached().empty()) {
       terminal.note(
           fmt::format("the fault of STASIS_FAULT did not come to pass: {} was not reached",

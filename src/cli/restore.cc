@@ -153,6 +153,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   if (child < 0) return restore_here(context, options);
   if (child > 0) {
     context.trace.clear();  // the child's
+    context.metrics_dir = {};
     return attend(Pid{static_cast<int>(child)});
   }
   STASIS_TRY(see_own_processes());
@@ -185,6 +186,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   context.interrupt.set_time_limit(options.limit);
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
   STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
+  context.figures = figures_of(report);
   if (options.detach) {
     STASIS_TRY(check_still_there(report));
   }
@@ -203,6 +205,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   // suspend of the shell above it would checkpoint: none may stay.
   driver.reset();
   context.session.drop_movers();
+  context.end_measures("restore", nullptr);
   context.end_trace("restore");  // now: the next program knows nothing of it
   attend_afresh(report.root);
   return attend(report.root);

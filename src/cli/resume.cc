@@ -40,6 +40,7 @@ Verb add_resume(CLI::App& app) {
             const Ticker ticker(context.terminal);
             STASIS_TRY_ASSIGN(auto report, resume(context.environment(*driver), options->target.pid,
                                                   resume_options));
+            if (!report.was_so) context.figures = figures_of(report);
             if (context.json) {
               context.print(to_json(report));
               return 0;

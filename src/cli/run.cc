@@ -142,6 +142,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   if (arguments.job.images_dir.empty()) {
     return start_only(context, arguments.job, preload);
   }
+  context.terminal.log_with("job", arguments.job.name);
   STASIS_TRY_ASSIGN(auto outcome, run_job(context, arguments, preload));
   if (outcome.cannot_save && !arguments.best_effort) {
     Error why = std::move(*outcome.cannot_save).within("the job could not be saved here");

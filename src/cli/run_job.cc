@@ -144,6 +144,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->type_name("FILE")
       ->needs(dir)
       ->group(kGroup);
+  add_metrics_option(command, job.worker.metrics)->needs(dir)->group(kGroup);
 }
 
 Result<job::Outcome> run_job(Context& context, RunArguments& arguments,

@@ -29,6 +29,7 @@ Verb add_suspend(CLI::App& app) {
             const Ticker ticker(context.terminal);
             STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
                                                    options->target.pid, options->suspend));
+            if (!report.was_so) context.figures = figures_of(report);
             if (context.json) {
               context.print(to_json(report));
               return 0;

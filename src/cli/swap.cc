@@ -26,6 +26,7 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
   arguments.swap.gpu_map = arguments.device_map.value_or(std::string());
   STASIS_TRY_ASSIGN(const auto done,
                     job::swap(swap_caller(context), arguments.out, arguments.in, arguments.swap));
+  context.figures.emplace().total = done.total;
   if (context.json) {
     context.print(to_json(done));
     return 0;

@@ -186,11 +186,36 @@ void Terminal::out_marked(const std::string& text, std::size_t length, Colour co
   if (!made && lost_ == 0) lost_ = ENOMEM;
 }
 
+void Terminal::begin_log() {
+  const std::scoped_lock lock(mutex_);
+  log_.emplace();
+  tty_ = false;
+}
+
+void Terminal::log_with(const std::string& key, nlohmann::json value) {
+  const std::scoped_lock lock(mutex_);
+  if (log_) log_->set(key, std::move(value));
+}
+
+void Terminal::write_record(Log::Level level, const std::string& message,
+                            const nlohmann::json& more) {
+  write_text(STDERR_FILENO, log_->record(level, message, more), kNoteTimeout);
+}
+
+void Terminal::log(const std::string& message, const nlohmann::json& more) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    if (log_) write_record(Log::Level::kNote, message, more);
+  });
+}
+
 void Terminal::note(const std::string& line) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
     clear_line(kNoteTimeout);
-    if (!quiet_) write_text(STDERR_FILENO, "note: " + printable(line) + "\n", kNoteTimeout);
+    if (quiet_) return;
+    if (log_) return write_record(Log::Level::kNote, line, {});
+    write_text(STDERR_FILENO, "note: " + printable(line) + "\n", kNoteTimeout);
   });
 }
 
@@ -198,7 +223,9 @@ void Terminal::debug(const std::string& line) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
     clear_line(kNoteTimeout);
-    if (verbose_ > 0) write_text(STDERR_FILENO, printable(line) + "\n", kNoteTimeout);
+    if (verbose_ == 0) return;
+    if (log_) return write_record(Log::Level::kDebug, line, {});
+    write_text(STDERR_FILENO, printable(line) + "\n", kNoteTimeout);
   });
 }
 
@@ -211,6 +238,10 @@ void Terminal::error(const Error& error) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
     clear_line(kNoteTimeout);
+    if (log_) {
+      return write_record(Log::Level::kError, error.to_string(),
+                          {{"code", error_code_name(error.code)}, {"remedy", error.remedy}});
+    }
     const char* red = colour_ ? "\x1b[1;31m" : "";
     const char* bold = colour_ ? "\x1b[1m" : "";
     const char* plain = colour_ ? "\x1b[0m" : "";

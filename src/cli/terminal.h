@@ -17,6 +17,7 @@
 #include "base/printable.h"
 #include "base/progress.h"
 #include "base/units.h"
+#include "cli/log.h"
 
 namespace stasis::cli {
 
@@ -31,6 +32,13 @@ class Terminal final : public Progress {
   static std::optional<std::size_t> columns() noexcept;
 
   void set_quiet(bool quiet) { quiet_ = quiet; }
+  // Standard error gets records for programs from now on, and no moving line.
+  void begin_log();
+  // A key of all records from now on; nothing without begin_log().
+  void log_with(const std::string& key, nlohmann::json value);
+  bool logs() const { return log_.has_value(); }
+  // A record with further keys, also if it is quiet; nothing without begin_log().
+  void log(const std::string& message, const nlohmann::json& more) noexcept;
   void set_verbose(int verbose) { verbose_ = verbose; }
   bool quiet() const { return quiet_; }
   bool has_moving_line() const { return tty_ && !quiet_; }
@@ -60,6 +68,7 @@ class Terminal final : public Progress {
   void clear_line(int timeout);
   void show_progress(std::string_view phase, std::uint64_t done, std::uint64_t total);
   void write_result(const std::string& text);
+  void write_record(Log::Level level, const std::string& message, const nlohmann::json& more);
 
   std::mutex mutex_;
   bool tty_;
@@ -67,6 +76,7 @@ class Terminal final : public Progress {
   bool out_colour_;  // of standard output
   bool quiet_ = false;
   int verbose_ = 0;
+  std::optional<Log> log_;
   bool line_shown_ = false;
   int lost_ = 0;  // the errno of the first result that could not be written
   bool lost_reported_ = false;

@@ -18,6 +18,7 @@
 #include "driver/bounded_driver.h"
 #include "operations/operations.h"
 #include "operations/session.h"
+#include "report/metrics.h"
 #include "report/report.h"
 
 namespace stasis::cli {
@@ -42,6 +43,11 @@ struct Context {
   // Of `stasis run`: COMMAND, as it was given.
   std::vector<std::string> command = {};
   Inherited inherited = {};
+  // The directory of the metrics; empty: none. Open from before the verb begins.
+  std::string metrics = {};
+  UniqueFd metrics_dir = {};
+  std::optional<OperationFigures> figures = {};
+  bool is_measured = false;
   // Where to write the trace; empty: nowhere.
   std::string trace = {};
   // The traces of processes that worked for this one, each as trace_of_process() gives it.
@@ -56,6 +62,12 @@ struct Context {
   void note(const std::string& text);
   // Writes the trace, once; says so if it cannot. Nothing without --trace.
   void end_trace(const std::string& verb);
+  // kUsage if there is no such directory.
+  Result<void> begin_metrics();
+  // Adds the verb to the metrics and to the log, once; says so if it cannot. Nothing without
+  // --metrics and --log-json. `error` is null where the verb succeeded.
+  void end_measures(const std::string& verb, const Error* error);
+  void log_figures() const;
   // The result, with --json.
   void print(nlohmann::json object) const;
 };
@@ -68,7 +80,7 @@ struct Verb {
   RunVerb run;
   bool acts = true;           // on processes; a verb that only probes may be ended like any program
   bool bounds_driver = acts;  // knows --driver-timeout
-  bool measures = acts;       // knows --trace
+  bool measures = acts;       // knows --trace and --metrics
   bool moves = acts;          // knows --ring
 };
 
@@ -114,6 +126,8 @@ Result<std::uint64_t> ring_of_environment();
 CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes);
 // How long the driver may be silent.
 void add_driver_timeout(CLI::App& command, std::optional<DriverTimeouts>& timeouts);
+// Where to add what the verb took.
+CLI::Option* add_metrics_option(CLI::App& command, std::string& directory);
 // Where to write the trace of the verb.
 void add_trace(CLI::App& command, std::string& path);
 // How long the whole verb may take.

@@ -45,6 +45,7 @@ Result<void> complete(RunOptions& options) {
   }
   if (!options.worker.trace.empty())
     options.visible_dirs.push_back(std::filesystem::path(options.worker.trace).parent_path());
+  if (!options.worker.metrics.empty()) options.visible_dirs.push_back(options.worker.metrics);
   // Where the simulated driver keeps what is on its GPUs.
   const char* simulated = std::getenv("STASIS_SIM_DIR");
   options.visible_dirs.push_back(

@@ -23,6 +23,7 @@
 #include "operations/operations.h"
 #include "operations/session.h"
 #include "proc/procfs.h"
+#include "report/metrics.h"
 #include "report/report.h"
 #include "report/trace_file.h"
 
@@ -55,6 +56,7 @@ struct Worker {
   NoProgress progress;
   std::vector<std::string> notes;
   OperationSession session;
+  std::optional<OperationFigures> figures;  // of an operation that succeeded
 };
 
 // Has the user suspended it by `stasis suspend NAME`?
@@ -106,6 +108,7 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   tell_of_orphans(worker, root);
   auto report = dump(worker.session.environment(driver), root, options);
   if (!report) return worker.result(report.error());
+  worker.figures = figures_of(*report);
   Saved saved{size_text(*report), report->total.count(), {}};
   if (report->downtime) saved.downtime = report->downtime->count();
   return worker.result(std::move(saved));
@@ -158,6 +161,7 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
   options.caller_ends = true;  // this worker; the job's own parent is init, before and after
   auto report = restore(worker.session.environment(driver), options);
   if (!report) return worker.result(report.error());
+  worker.figures = figures_of(*report);
   const Restored restored{report->root, report->total.count()};
   // Saved at its end while the user had it suspended: a user who starts it again wants it to run.
   const bool suspended =
@@ -177,9 +181,9 @@ WorkResult bring_to_run(Worker& worker, Driver& driver, Pid root) {
 }
 
 // In a process of its own, in the job's namespaces.
-WorkResult work(const WorkOrder& order, const StreamEnds& streams, const WorkerOptions& wanted) {
+WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& streams,
+                const WorkerOptions& wanted) {
   using Movers = OperationSession::Movers;
-  Worker worker(worker_interrupt());
   worker.session.ring_bytes = wanted.ring_bytes;
   if (!std::holds_alternative<RecoverOrder>(order.what)) obey_stop();
   auto loaded = worker.session.load_driver(
@@ -196,18 +200,34 @@ WorkResult work(const WorkOrder& order, const StreamEnds& streams, const WorkerO
       order.what);
 }
 
-// As the workers are to find it, wherever that is.
-Result<std::string> place_of_trace(const std::string& path) {
+// The verb that does the same.
+std::string verb_of(const WorkOrder& order) {
+  return std::visit(
+      Cases{[](const SaveOrder&) { return "dump"; }, [](const RestoreOrder&) { return "restore"; },
+            [](const RecoverOrder&) { return "recover"; }},
+      order.what);
+}
+
+Result<void> measure(const std::string& directory, const std::string& verb, const Worker& worker,
+                     const WorkResult& result) {
+  STASIS_TRY_ASSIGN(const auto opened, open_metrics(directory));
+  if (const auto* error = std::get_if<Error>(&result.what))
+    return add_metrics(opened, verb, *error);
+  return add_metrics(opened, verb, worker.figures);
+}
+
+// As the workers are to find it, wherever that is; `option` is for the message.
+Result<std::string> place_of(const std::string& path, const std::string& option) {
   std::error_code failed;
   // Of a name that is not there yet it would leave out where we are.
   auto place = std::filesystem::absolute(path, failed);
   if (!failed) place = std::filesystem::weakly_canonical(place, failed);
   if (failed) return fail(errno_error("cannot find " + path, failed.value()));
-  if (place.parent_path() != kSharedMemory) return place.string();
+  if (place.parent_path() != kSharedMemory && place != kSharedMemory) return place.string();
   return fail(ErrorCode::kUsage,
               fmt::format("{} cannot be written: the job has a {} of its own", place.string(),
                           kSharedMemory),
-              "name a file in another directory for --trace");
+              "name another directory for " + option);
 }
 
 Result<void> check_refreshed(const std::vector<std::string>& names) {
@@ -235,19 +255,29 @@ Result<void> check_refreshed(const std::vector<std::string>& names) {
 Result<void> check_worker_options(WorkerOptions& options) {
   if (options.map != kAutomaticMap) STASIS_TRY(parse_gpu_map(options.map));
   STASIS_TRY(check_refreshed(options.refreshed));
-  if (options.trace.empty()) return {};
-  STASIS_TRY_ASSIGN(auto place, place_of_trace(options.trace));
-  options.trace = std::move(place);
+  if (!options.trace.empty()) {
+    STASIS_TRY_ASSIGN(options.trace, place_of(options.trace, "--trace"));
+  }
+  if (!options.metrics.empty()) {
+    STASIS_TRY(open_metrics(options.metrics));
+    STASIS_TRY_ASSIGN(options.metrics, place_of(options.metrics, "--metrics"));
+  }
   return {};
 }
 
 WorkResult do_work(const WorkOrder& order, const StreamEnds& streams,
                    const WorkerOptions& options) {
-  if (options.trace.empty()) return work(order, streams, options);
-  trace_begin();
-  WorkResult result = work(order, streams, options);
-  auto written = replace_trace(options.trace, trace_of_process("run: " + name_of(order)));
-  if (!written) result.notes.push_back("no trace: " + written.error().to_string());
+  if (!options.trace.empty()) trace_begin();
+  Worker worker(worker_interrupt());
+  WorkResult result = work(worker, order, streams, options);
+  if (!options.trace.empty()) {
+    auto written = replace_trace(options.trace, trace_of_process("run: " + name_of(order)));
+    if (!written) result.notes.push_back("no trace: " + written.error().to_string());
+  }
+  if (!options.metrics.empty()) {
+    auto written = measure(options.metrics, verb_of(order), worker, result);
+    if (!written) result.notes.push_back("no metrics: " + written.error().to_string());
+  }
   return result;
 }
 

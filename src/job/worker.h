@@ -21,10 +21,11 @@ struct WorkerOptions {
   // Variables that programs which the job starts after a restore see as they are then; "SLURM_*".
   std::vector<std::string> refreshed;
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;  // for each GPU
-  std::string trace;  // where to write what the newest operation did; empty: nowhere
+  std::string trace;         // where to write what the newest operation did; empty: nowhere
+  std::string metrics = {};  // a directory for the sums of all operations; empty: none
 };
 
-// Before there are workers; makes the path of the trace one that they find. kUsage.
+// Before there are workers; makes the paths of trace and metrics some that they find. kUsage.
 Result<void> check_worker_options(WorkerOptions& options);
 
 // `streams` are those that the job has, or is to have. While this process has one thread.
