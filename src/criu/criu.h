@@ -94,6 +94,12 @@ class Criu {
   // was named (the first two) must work. kCriuMissing, kCriuTooOld.
   static Result<Criu> find(const std::optional<std::string>& explicit_path = std::nullopt);
 
+  // Whether this user may restore anything here: a job whose images could only be restored
+  // elsewhere is not to be begun. kNotPermitted, naming what is missing.
+  static Result<void> may_restore();
+  // Those in effect that a restore takes, whatever is in the image; the kernel's numbers, as bits.
+  static std::uint64_t capabilities_to_restore();
+
   const std::string& path() const { return path_; }
   int version() const { return version_; }  // 40201 is 4.2.1
   std::string version_text() const;         // "4.2.1"

@@ -1,6 +1,8 @@
 #include "criu/criu_session.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -10,7 +12,9 @@
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/trace.h"
+#include "criu/criu.h"
 #include "criu/criu_log.h"
+#include "proc/capabilities.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -145,6 +149,28 @@ void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
   // Without TCP connections in the image there is nothing to lock, and CRIU would still make a
   // table: 10 ms, and an error on a kernel without nf_tables.
   if (!options.tcp_established && !options.tcp_close) sent.network_lock = NetworkLock::kSkip;
+}
+
+// Seen, one after the other: each restore that lacks one fails, with one of these error lines
+// "SO_SNDBUFFORCE/SO_RCVBUFFORCE", "Can't change root", "Unable to set a monotonic clock offset",
+// or waits until its deadline ("Unable to drop capability").
+std::uint64_t Criu::capabilities_to_restore() {
+  const auto bit = [](unsigned which) { return std::uint64_t{1} << which; };
+  if (proc::ProcFs().in_own_user_namespace()) return bit(CAP_SYS_ADMIN) | bit(CAP_SETPCAP);
+  // Without time namespaces there are no clocks to be set.
+  const bool clocks = ::access("/proc/self/ns/time", F_OK) == 0;
+  return bit(CAP_SYS_ADMIN) | bit(CAP_SETPCAP) | bit(CAP_NET_ADMIN) | bit(CAP_SYS_CHROOT) |
+         (clocks ? bit(CAP_SYS_TIME) : 0);
+}
+
+Result<void> Criu::may_restore() {
+  STASIS_TRY_ASSIGN(const auto ours, proc::ProcFs().effective_capabilities());
+  const std::uint64_t missing = capabilities_to_restore() & ~ours;
+  if (missing == 0) return {};
+  return fail(ErrorCode::kNotPermitted,
+              fmt::format("this user may not restore programs here, without {}",
+                          proc::capability_names(missing)),
+              "run stasis as root, in a container with these capabilities (--cap-add)");
 }
 
 Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,

@@ -13,7 +13,9 @@
 
 #include "base/fd.h"
 #include "base/units.h"
+#include "criu/criu.h"
 #include "doctor/machine_parts.h"
+#include "proc/capabilities.h"
 #include "proc/cgroup.h"
 #include "proc/procfs.h"
 
@@ -22,7 +24,6 @@ namespace {
 
 // Of linux/capability.h; the last is not in the headers of older kernels.
 enum Capability : unsigned {
-  kNetAdmin = 12,
   kSysPtrace = 19,
   kSysAdmin = 21,
   kSysResource = 24,
@@ -171,8 +172,8 @@ void probe_permissions(const KernelFolders& folders, Obstacles& out) {
   if (!has(kSysPtrace)) missing.emplace_back("no CAP_SYS_PTRACE: only programs of this user");
   if (!has(kSysResource))
     missing.emplace_back("no CAP_SYS_RESOURCE: no dumps of other users' programs, and slower ones");
-  if (!has(kNetAdmin))
-    missing.emplace_back("no CAP_NET_ADMIN: no programs with open TCP connections");
+  if (const auto lacking = Criu::capabilities_to_restore() & ~*capabilities; lacking != 0)
+    missing.push_back(fmt::format("no {}: no restores, no jobs", proc::capability_names(lacking)));
   if (!has(kSysAdmin) && !has(kCheckpointRestore)) {
     missing.insert(missing.begin(),
                    "neither CAP_SYS_ADMIN nor CAP_CHECKPOINT_RESTORE: suspend and resume work, "

@@ -122,10 +122,15 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
     error.remedy = "name one whose parent exists and may be written";
     return fail(std::move(error));
   }
-  STASIS_TRY_ASSIGN(auto opened, open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY));
-  images.dir_ = std::move(opened);
+  const auto not_writable = [](Error error) {
+    if (error.remedy.empty()) error.remedy = "name a directory that this user may write to";
+    return fail(std::move(error));
+  };
+  auto opened = open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY);
+  if (!opened) return not_writable(std::move(opened.error()));
+  images.dir_ = std::move(*opened);
   auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
-  if (!lock) return fail(std::move(lock.error()).within("locking " + images.path_));
+  if (!lock) return not_writable(std::move(lock.error()).within("locking " + images.path_));
   images.lock_ = std::move(*lock);
   struct stat kind {};
   if (::fstat(images.lock_.get(), &kind) != 0 || !is_regular_file(kind)) {

@@ -364,8 +364,7 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
   if (pid < 0) {
     Error error = errno_error("cannot make namespaces for the job", errno);
     error.remedy =
-        "run stasis as root, in a container with CAP_SYS_ADMIN; or as another user in a user "
-        "namespace: STASIS_STATE_DIR=DIR unshare --user --map-root-user stasis run ...";
+        fmt::format("run stasis as root, in a container with CAP_SYS_ADMIN{}", kOrAsAnotherUser);
     return fail(std::move(error));
   }
   if (pid == 0) {

@@ -27,6 +27,11 @@ namespace stasis::job {
 // it.
 inline constexpr int kFirstNumber = 5000;
 
+// The end of a remedy for rights that are missing.
+inline constexpr const char* kOrAsAnotherUser =
+    "; or as another user in a user namespace: STASIS_STATE_DIR=DIR unshare --user --map-root-user "
+    "stasis run ...";
+
 // Read by the agent of each program that the job starts (preload/environment.h). In the job's own
 // /dev/shm, where every process of the job can read it.
 inline constexpr const char* kEnvironmentFile = "/dev/shm/.stasis-environment";

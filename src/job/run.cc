@@ -13,6 +13,7 @@
 #include "criu/criu.h"
 #include "job/choose_image.h"
 #include "job/images.h"
+#include "job/init.h"
 #include "job/io_uring.h"
 #include "job/signals.h"
 #include "job/supervisor.h"
@@ -29,6 +30,11 @@ constexpr std::size_t kLongestArgument = 65536;
 Result<void> can_be_saved() {
   STASIS_TRY(journal_directory());
   STASIS_TRY(Criu::find());
+  // Also where it could be saved: it would end, and could not go on.
+  if (auto may = Criu::may_restore(); !may) {
+    may.error().remedy += kOrAsAnotherUser;
+    return may;
+  }
   return {};
 }
 

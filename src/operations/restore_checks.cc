@@ -1,13 +1,11 @@
 #include "operations/restore_checks.h"
 
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <linux/nsfs.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <map>
 #include <thread>
@@ -17,9 +15,11 @@
 
 #include "base/listing.h"
 #include "base/units.h"
+#include "criu/criu.h"
 #include "criu/criu_core.h"
 #include "criu/criu_files.h"
 #include "operations/image_report.h"
+#include "proc/capabilities.h"
 #include "proc/memory_cgroup.h"
 #include "proc/procfs.h"
 
@@ -138,59 +138,6 @@ Error thread_in_use(Tid thread, const std::string& who) {
           "--mount-proc stasis restore ..."};
 }
 
-// linux/capability.h, by their numbers.
-constexpr std::array kCapabilities = {"CHOWN",
-                                      "DAC_OVERRIDE",
-                                      "DAC_READ_SEARCH",
-                                      "FOWNER",
-                                      "FSETID",
-                                      "KILL",
-                                      "SETGID",
-                                      "SETUID",
-                                      "SETPCAP",
-                                      "LINUX_IMMUTABLE",
-                                      "NET_BIND_SERVICE",
-                                      "NET_BROADCAST",
-                                      "NET_ADMIN",
-                                      "NET_RAW",
-                                      "IPC_LOCK",
-                                      "IPC_OWNER",
-                                      "SYS_MODULE",
-                                      "SYS_RAWIO",
-                                      "SYS_CHROOT",
-                                      "SYS_PTRACE",
-                                      "SYS_PACCT",
-                                      "SYS_ADMIN",
-                                      "SYS_BOOT",
-                                      "SYS_NICE",
-                                      "SYS_RESOURCE",
-                                      "SYS_TIME",
-                                      "SYS_TTY_CONFIG",
-                                      "MKNOD",
-                                      "LEASE",
-                                      "AUDIT_WRITE",
-                                      "AUDIT_CONTROL",
-                                      "SETFCAP",
-                                      "MAC_OVERRIDE",
-                                      "MAC_ADMIN",
-                                      "SYSLOG",
-                                      "WAKE_ALARM",
-                                      "BLOCK_SUSPEND",
-                                      "AUDIT_READ",
-                                      "PERFMON",
-                                      "BPF",
-                                      "CHECKPOINT_RESTORE"};
-
-std::string capability_names(std::uint64_t bits) {
-  std::vector<std::string> names;
-  for (unsigned bit = 0; bit < 64; ++bit) {
-    if ((bits >> bit & 1) == 0) continue;
-    names.push_back(bit < kCapabilities.size() ? fmt::format("CAP_{}", kCapabilities[bit])
-                                               : fmt::format("capability {}", bit));
-  }
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 // The kernel lets those choose numbers who have the right in the user namespace that the PID
 // namespace belongs to.
 Result<void> may_choose_numbers() {
@@ -222,11 +169,12 @@ Result<std::uint64_t> missing_capabilities(const ImageReader& image) {
 }  // namespace
 
 Result<void> check_rights(const ImageReader& image) {
-  STASIS_TRY_ASSIGN(const auto capabilities, proc::ProcFs().effective_capabilities());
-  const auto has = [&](unsigned which) { return (capabilities >> which & 1) != 0; };
-  if (!has(CAP_CHECKPOINT_RESTORE) && !has(CAP_SYS_ADMIN)) {
-    return fail(ErrorCode::kNotPermitted, "this user may not restore processes",
-                "run as root, or with CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP");
+  constexpr const char* kAsItsUser =
+      ", or in a user namespace, as the user who started the job: unshare --user --map-root-user "
+      "--pid --fork --mount-proc --kill-child stasis restore ...";
+  if (auto may = Criu::may_restore(); !may) {
+    may.error().remedy += kAsItsUser;
+    return may;
   }
   STASIS_TRY_ASSIGN(const auto missing, missing_capabilities(image));
   if (missing == 0) return {};
@@ -234,10 +182,8 @@ Result<void> check_rights(const ImageReader& image) {
       ErrorCode::kNotPermitted,
       fmt::format("the image's processes have capabilities that this user cannot give them: "
                   "{}",
-                  capability_names(missing)),
-      "restore with these (a container: --cap-add), or in a user namespace, as the user who "
-      "started the job: unshare --user --map-root-user --pid --fork --mount-proc "
-      "--kill-child stasis restore ...");
+                  proc::capability_names(missing)),
+      fmt::format("restore with these (a container: --cap-add){}", kAsItsUser));
 }
 
 Result<void> check_numbers(const Manifest& manifest) {

@@ -367,6 +367,22 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   assert_contains "$err" "--best-effort"
   refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" -- "${program[@]}"
   refused_by 1 io "${no_state[@]}" "${run[@]}" -- "${program[@]}"
+  # A directory for the images that is none, or may not be written.
+  local no_dir=$BATS_TEST_TMPDIR/no-directory
+  : >"$no_dir"
+  refused 1 io run --images-dir "$no_dir" -- "${program[@]}"
+  local no_writing=$BATS_TEST_TMPDIR/no-writing
+  mkdir "$no_writing"
+  mount -t tmpfs -o ro read-only "$no_writing"
+  echo "$no_writing" >>"$BATS_TEST_TMPDIR/mounts"
+  refused 1 io run --images-dir "$no_writing" -- "${program[@]}"
+  # It could be saved, and the image not be restored: in a container that was started with --cap-add
+  # SYS_ADMIN, two of these are missing.
+  local right
+  for right in net_admin sys_chroot setpcap sys_time; do
+    refused_by 5 not-permitted setpriv --bounding-set=-$right --inh-caps=-$right "${run[@]}" -- "${program[@]}"
+    assert_contains "$err" "CAP_${right^^}"
+  done
   [[ ! -e $BATS_TEST_TMPDIR/started ]]
   local lack
   for lack in weak no_criu no_state; do
@@ -382,6 +398,8 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   ends_with 75
   refused_by 5 not-permitted "${weak[@]}" "${run[@]}" --best-effort -- "${job[@]}"
   refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" --best-effort -- "${job[@]}"
+  # Before criu, which waits until the deadline for a right to drop capabilities.
+  refused_by 5 not-permitted setpriv --bounding-set=-setpcap --inh-caps=-setpcap "${run[@]}" -- "${job[@]}"
 }
 
 @test "a command that cannot be started: with --json one object says so" {
