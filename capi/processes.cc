@@ -4,6 +4,7 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/bring_back_alone.h"
+#include "direct/sharing.h"
 #include "driver/gpu_plan.h"
 #include "report/report.h"
 
@@ -126,6 +127,7 @@ stasis_error* stasis_process_lock(stasis_process* process, uint32_t timeout_ms,
 stasis_error* stasis_process_checkpoint(stasis_process* process) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("there is no process");
+    STASIS_TRY(refuse_loss_by_driver(process->process));
     direct::AgentClient::note_hold(process->process.pid());
     return process->process.checkpoint();
   });
@@ -159,6 +161,7 @@ stasis_error* stasis_process_bring_to(stasis_process* process, stasis_state want
     if (wanted < STASIS_RUNNING || wanted > STASIS_CHECKPOINTED) {
       return capi::misuse("a process can be brought to running, locked or checkpointed");
     }
+    if (wanted == STASIS_CHECKPOINTED) STASIS_TRY(refuse_loss_by_driver(process->process));
     return process->process.bring_to(static_cast<CudaState>(wanted), capi::ms(timeout_ms));
   });
 }
@@ -206,6 +209,11 @@ stasis_error* stasis_group_checkpoint(stasis_group* group, const stasis_call* ca
     if (group == nullptr) return capi::misuse("there is no group");
     STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
     STASIS_TRY_ASSIGN(auto opened, capi::open_group_in(*group, CudaState::kLocked, "checkpoint"));
+    for (const GroupMember& member : opened.members()) {
+      if (!member.initial) continue;
+      if (auto may = refuse_loss_by_driver(member.process); !may)
+        return capi::finish(opened, std::move(may));
+    }
     for (const GroupMember& member : opened.members())
       if (member.initial) direct::AgentClient::note_hold(member.process.pid());
     return capi::finish(opened, opened.checkpoint(*given, given->interrupt()));

@@ -15,6 +15,7 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/bring_back_alone.h"
+#include "direct/sharing.h"
 #include "driver/gpu_plan.h"
 #include "help.h"
 
@@ -160,6 +161,7 @@ class Tool {
 
   // What it has on each GPU is known only as long as it has it.
   Result<void> checkpoint(Process& process) const {
+    STASIS_TRY(refuse_loss_by_driver(process));
     direct::AgentClient::note_hold(process.pid());
     const auto use = driver_.memory_by_process();
     const auto before = recall_suspended(process);
@@ -280,7 +282,8 @@ class Tool {
 
   // A process that is not running is refused by the lock, with the reason.
   Result<void> suspend(Process& process) const {
-    auto done = lock(process, milliseconds(0));
+    auto done = refuse_loss_by_driver(process);
+    if (done) done = lock(process, milliseconds(0));
     if (done) done = interrupt_.check();
     if (done) done = checkpoint(process);
     if (done) done = interrupt_.check();

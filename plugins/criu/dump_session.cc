@@ -22,6 +22,7 @@
 #include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
+#include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
 #include "gpu_record.h"
 #include "held_tree.h"
@@ -95,6 +96,7 @@ struct DumpSession::State {
   Result<void> lock(Pid root, milliseconds timeout);
   Result<void> enter_journal();
   Result<void> refuse_obstacles();
+  Result<void> refuse_losses() const;
   Result<void> replace_inherited(bool now);
   Result<void> refuse_late_workers();
   Result<void> refuse_tiles() const;
@@ -198,12 +200,29 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   // Once before anything is done, for what is refused.
   for (const bool locked : {false, true}) {
     if (done && locked) done = group->lock(timeout, interrupt);
+    // Once it is locked it gets no more from others.
+    if (done) done = refuse_losses();
     if (done) done = replace_inherited(locked);
   }
   if (!done && journal) {
     STASIS_TRY(roll_back());
   }
   return done;
+}
+
+// What agents say of the memory of their programs. Later CRIU holds their threads.
+Result<void> DumpSession::State::refuse_losses() const {
+  if (ignores_obstacles()) return {};
+  for (const GroupMember& member : group->members()) {
+    if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
+    if (!member.process.alive()) continue;
+    if (auto may = refuse_loss_by_driver(member.process); !may) {
+      may.error().remedy +=
+          fmt::format("; if you know better: {}=1 in criu's environment", kIgnoreVariable);
+      return may;
+    }
+  }
+  return {};
 }
 
 // What processes without CUDA have from those that forked them. `now`, or only whether it can be.

@@ -236,6 +236,26 @@ Result<bool> is_lost_by_driver(AgentClient& agent) {
          });
 }
 
+Result<void> refuse_loss_by_driver(const Process& process) {
+  const Pid pid = process.pid();
+  if (!AgentClient::says_it_shares(pid)) return {};
+  const auto seen = AgentClient::probe(pid);
+  // `stasis suspend` has taken it out.
+  if (seen && *seen && ((*seen)->detached || direct::is_away((*seen)->state))) return {};
+  auto agent = AgentClient::find(pid, process.pidfd());
+  Result<bool> lost = agent ? true : Result<bool>(fail(std::move(agent.error())));
+  if (lost && *agent)
+    lost = (*agent)->driver_share_count() != 0 ? Result<bool>(true) : is_lost_by_driver(**agent);
+  if (lost && !*lost) return {};
+  return fail(refusal(
+      {"shared-memory", Severity::kRed, pid,
+       fmt::format("GPU memory that is shared with other processes (NCCL, CUDA IPC), or memory of "
+                   "the host's from cuMemCreate, which the driver cannot restore: process {} would "
+                   "be lost{}",
+                   pid.value, lost ? "" : " (" + lost.error().message + ")"),
+       "suspend or dump it with `stasis`, whose agents give it up and take it again"}));
+}
+
 namespace {
 
 Result<bool> has_begun_to_share(AgentClient& agent, bool by_driver) {

@@ -60,6 +60,11 @@ bool any_imports(const std::vector<ProcessShares>& processes);
 // from cuMemCreate.
 Result<bool> is_lost_by_driver(direct::AgentClient& agent);
 
+// For tools by which the driver alone moves the memory: NVIDIA's utility as we stand in for it, the
+// plugin for CRIU, the single calls of C and Python. kNotSupported if the process would be lost by
+// that, as its agent says, or may be, as it does not answer.
+Result<void> refuse_loss_by_driver(const Process& process);
+
 // Called when the gates of `agents` are closed, and the driver has locked the other processes of
 // the group. kBusy, to be tried once more, if one of those has begun to share memory since the
 // agents were found: nothing would take it away before the driver's checkpoint, whose restore

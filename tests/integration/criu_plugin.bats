@@ -725,3 +725,13 @@ close_folders() {
   script_goes_on
   nothing_left
 }
+
+@test "memory that a program's agent says is another process's: refused, as the driver could not restore it" {
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target collective --children 2 --size 4M --pause-ms 2 --sharing
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  target_goes_on
+  criu_fails dump --tree "$TARGET" --network-lock skip
+  logged dump "shared with"
+  unharmed "${CHILDREN[@]}"
+}

@@ -487,6 +487,21 @@ catches_signals() {
   assert_contains "$err" $'\nhint: '
 }
 
+@test "what an agent says the driver would lose is not checkpointed, and the program goes on" {
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target collective --children 2 --size 4M --pause-ms 2 --sharing
+  local rank
+  read -r rank _ < <(pgrep -P "$TARGET" | xargs)
+  refuses_with_hint "Error toggling CUDA in process ID $rank: \"OS call failed or operation not supported on this OS\"" \
+    cuda-checkpoint --toggle --pid "$rank"
+  assert_contains "$err" "shared with other processes"
+  answers $'running\n' cuda-checkpoint --get-state --pid "$rank"
+  cuda-checkpoint --action lock --pid "$rank"
+  refuses_with_hint "Could not checkpoint on process ID $rank: \"OS call failed or operation not supported on this OS\"" \
+    cuda-checkpoint --action checkpoint --pid "$rank"
+  cuda-checkpoint --action unlock --pid "$rank"
+  target_goes_on
+}
+
 @test "a driver that is missing is named" {
   STASIS_LIBCUDA=$BATS_TEST_TMPDIR/libcuda.so.1 capture cuda-checkpoint --get-state --pid $$
   assert_equal "$status" 1

@@ -116,6 +116,20 @@ class PastTheDriver(harness.Case):
     def agent(self):
         return {"LD_PRELOAD": os.path.join(harness.BUILD, "lib", "stasis", "libstasis-preload.so")}
 
+    def test_the_single_calls_refuse_what_the_driver_would_lose(self):
+        target = self.target("collective", "--children", 2, "--size", "4M", "--sharing", env=self.agent())
+        group = stasis.Group(target.pid)
+        with group.locked():
+            with self.assertRaises(stasis.NotSupported) as caught:
+                group.checkpoint()
+        self.assertIn("shared with other processes", caught.exception.message)
+        process = stasis.Process(children_of(target.pid)[0])
+        with process.locked():
+            with self.assertRaises(stasis.NotSupported):
+                process.checkpoint()
+        target.goes_on()
+        target.finish()
+
     def test_suspend_and_resume(self):
         target = self.target("memory", "--size", "24M", env=self.agent())
         report = stasis.suspend(target.pid)
