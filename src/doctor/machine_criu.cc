@@ -203,7 +203,8 @@ void probe_plugin(const std::vector<std::string>& directories, Obstacles& out) {
                            fmt::format("{} is not Stasis's: plain criu acts on CUDA programs with "
                                        "it; stasis does not load it",
                                        file),
-                           "for Stasis's there, put plugins/criu's cuda_plugin.so in its place"));
+                           "for Stasis's there, put the cuda_plugin.so of stasis-criu-plugin (in the source: "
+                           "plugins/criu) in its place"));
     }
   }
   if (any) return;

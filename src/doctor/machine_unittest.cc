@@ -189,6 +189,8 @@ TEST_F(Machine, our_plugin_is_told_from_another) {
   EXPECT_THAT(out_, ElementsAre(is("criu-plugin", Severity::kGreen, "is Stasis's"),
                                 is("criu-plugin", Severity::kYellow, "not Stasis's"),
                                 is("criu-plugin", Severity::kGreen, "no cuda_plugin.so")));
+  // What a package has, not only what the source has.
+  EXPECT_NE(out_[1].remedy.find("stasis-criu-plugin"), std::string::npos);
 }
 
 TEST_F(Machine, capabilities_are_told) {
