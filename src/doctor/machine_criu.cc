@@ -199,12 +199,13 @@ void probe_plugin(const std::vector<std::string>& directories, Obstacles& out) {
       out.push_back(
           green(kId, fmt::format("{} is Stasis's: plain criu saves CUDA programs with it", file)));
     } else {
-      out.push_back(yellow(kId,
-                           fmt::format("{} is not Stasis's: plain criu acts on CUDA programs with "
-                                       "it; stasis does not load it",
-                                       file),
-                           "for Stasis's there, put the cuda_plugin.so of stasis-criu-plugin (in the source: "
-                           "plugins/criu) in its place"));
+      out.push_back(
+          yellow(kId,
+                 fmt::format("{} is not Stasis's: plain criu acts on CUDA programs with "
+                             "it; stasis does not load it",
+                             file),
+                 "for Stasis's there, put the cuda_plugin.so of stasis-criu-plugin (in the source: "
+                 "plugins/criu) in its place"));
     }
   }
   if (any) return;

@@ -67,12 +67,22 @@ struct TimerRecord {
   bool operator==(const TimerRecord&) const = default;
 };
 
+// A unix socket that listens, with whose credentials of its own the process has to do it again:
+// those who connect see them (SO_PEERCRED).
+struct ListenerRecord {
+  int descriptor = -1;
+  int backlog = 0;
+  bool operator==(const ListenerRecord&) const = default;
+};
+
 // What only the process itself can tell and set.
 struct OwnStateRecord {
   std::uint64_t processor_state = 0;  // a bit for each part that it may use by ARCH_REQ_XCOMP_PERM
   std::uint32_t deny_new_code = 0;    // the flags of PR_SET_MDWE; 0: not set
   int lock_new = 0;                   // of mlockall(): MCL_FUTURE, or that and MCL_ONFAULT
   bool merge_memory = false;          // PR_SET_MEMORY_MERGE
+  bool advised_huge_pages = false;    // PR_THP_DISABLE_EXCEPT_ADVISED
+  std::vector<ListenerRecord> listeners = {};
   bool operator==(const OwnStateRecord&) const = default;
 };
 

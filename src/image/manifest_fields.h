@@ -115,6 +115,11 @@ void fields(auto& io, Described<TimerRecord> auto& timer) {
   io("clock_at_dump", timer.clock_at_dump);
 }
 
+void fields(auto& io, Described<ListenerRecord> auto& listener) {
+  io("fd", listener.descriptor);
+  io("backlog", listener.backlog);
+}
+
 void fields(auto& io, Described<KernelStateRecord> auto& state) {
   using namespace manifest_format;  // NOLINT(google-build-using-namespace): constants only
   constexpr bool kReading = kReads<decltype(io)>;
@@ -132,6 +137,8 @@ void fields(auto& io, Described<KernelStateRecord> auto& state) {
   io.optional("deny_new_code", state.own.deny_new_code);
   io.optional("lock_new", state.own.lock_new, Within{0, 7});
   io.optional("merge_memory", state.own.merge_memory);
+  io.optional("advised_huge_pages", state.own.advised_huge_pages);
+  io.optional("listeners", state.own.listeners, Items{0, kMaxListeners});
   int nice = state.autogroup_nice + kNiceOffset;
   io.unless(kNiceOffset, "autogroup_nice", nice, Within{0, 2 * kNiceOffset});
   if constexpr (kReading) state.autogroup_nice = nice - kNiceOffset;

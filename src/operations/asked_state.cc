@@ -35,6 +35,7 @@ constexpr std::uint64_t kSetMdwe = 65;
 constexpr std::uint64_t kGetMdwe = 66;
 constexpr std::uint64_t kSetMemoryMerge = 67;
 constexpr std::uint64_t kGetMemoryMerge = 68;
+constexpr std::uint64_t kExceptAdvised = 2;                // PR_THP_DISABLE_EXCEPT_ADVISED
 constexpr std::uint64_t kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
 constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
 constexpr std::uint64_t kGetCpuid = 0x1011;                // ARCH_GET_CPUID
@@ -259,6 +260,8 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
       out.state.deny_new_code =
           static_cast<std::uint32_t>(std::max<std::int64_t>(0, ask(SYS_prctl, {kGetMdwe})));
       out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
+      const std::int64_t huge_pages = ask(SYS_prctl, {PR_GET_THP_DISABLE});
+      out.state.advised_huge_pages = huge_pages == (1 | kExceptAdvised);
       note_keyrings(ask, space, at, out.lost);
       note_seldom_used(ask, space, at, out.lost);
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
@@ -310,6 +313,15 @@ Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std
         if (state.merge_memory) {
           STASIS_TRY(set(SYS_prctl, {kSetMemoryMerge, 1},
                          "that pages of equal content are merged (PR_SET_MEMORY_MERGE)"));
+        }
+        if (state.advised_huge_pages) {
+          STASIS_TRY(set(SYS_prctl, {PR_SET_THP_DISABLE, 1, kExceptAdvised},
+                         "huge pages of memory that is advised to have them "
+                         "(PR_THP_DISABLE_EXCEPT_ADVISED)"));
+        }
+        for (const ListenerRecord& listener : state.listeners) {
+          STASIS_TRY(set(SYS_listen, {word(listener.descriptor), word(listener.backlog)},
+                         "whom those see that connect to one of its sockets (SO_PEERCRED)"));
         }
         if (state.lock_new != 0) {
           STASIS_TRY(set(SYS_mlockall, {static_cast<std::uint64_t>(state.lock_new)},

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <map>
 #include <set>
 
@@ -26,6 +27,7 @@
 #include "proc/multicast.h"
 #include "proc/procfs.h"
 #include "proc/socket_options.h"
+#include "proc/unix_peers.h"
 
 namespace stasis {
 namespace {
@@ -146,7 +148,7 @@ class Noter {
       lost_.add(std::move(what));
   }
 
-  Result<void> probe(const ProcessRecord& process) {
+  Result<void> probe(ProcessRecord& process) {
     const auto info = procfs_.process(process.pid);
     if (!info || info->has_ended()) return {};
     const auto files = procfs_.open_files(process.pid);
@@ -160,7 +162,7 @@ class Noter {
       // A name that begins with no slash is the kernel's own. Of other files no descriptor is
       // taken: to close one may wait for a file system that the program serves.
       if (file.path.starts_with("socket:[")) {
-        probe_socket(process.pid, *pidfd, file);
+        probe_socket(process, *pidfd, file);
       } else if (file.path == "anon_inode:inotify" || file.path == "anon_inode:[fanotify]") {
         probe_events(process.pid, *pidfd, file);
       } else if (file.path == "anon_inode:[eventfd]") {
@@ -171,6 +173,16 @@ class Noter {
   }
 
   void finish() {
+    for (const auto& [name, listener] : listeners_) {
+      if (listener.maker_is_there) continue;
+      lost_.add(listener.pid, listener.descriptor,
+                "as whom those see its maker that connect to it (SO_PEERCRED)");
+    }
+    if (with_peers_ > 0)
+      lost_.add(
+          fmt::format("whom {} connected unix sockets name as the user at their other end "
+                      "(SO_PEERCRED): it becomes the one who restores",
+                      with_peers_));
     record_.addresses.assign(addresses_.begin(), addresses_.end());
     record_.connection_addresses.assign(connections_.begin(), connections_.end());
     if (not_noted_ > 0)
@@ -179,8 +191,55 @@ class Noter {
   }
 
  private:
-  void probe_socket(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
-    if (!seen_.insert(file.path).second) return;
+  // A unix socket that listens, and of whose maker those who connect see other credentials than
+  // what we have: after CRIU's restore they would see the user's who restores.
+  struct Listener {
+    Pid pid;  // that has it
+    int descriptor;
+    int backlog;
+    ucred maker;
+    bool maker_is_there;
+  };
+
+  void probe_socket(ProcessRecord& process, const Pidfd& pidfd, const proc::OpenFile& file) {
+    if (seen_.insert(file.path).second) probe_new_socket(process.pid, pidfd, file);
+    const auto listener = listeners_.find(file.path);
+    if (listener == listeners_.end() || listener->second.maker_is_there) return;
+    const auto uids = procfs_.details(process.pid);
+    if (listener->second.maker.pid != process.pid.value || !uids ||
+        listener->second.maker.uid != uids->uid)
+      return;
+    if (!process.kernel_state) process.kernel_state.emplace();
+    auto& listeners = process.kernel_state->own.listeners;
+    if (listeners.size() == manifest_format::kMaxListeners) return;
+    listener->second.maker_is_there = true;
+    listeners.push_back({file.descriptor, listener->second.backlog});
+  }
+
+  void note_credentials(Pid pid, const UniqueFd& socket, const proc::OpenFile& file) {
+    ucred other{};
+    socklen_t size = sizeof other;
+    int listens = 0;
+    socklen_t length = sizeof listens;
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &other, &size) != 0 ||
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 ||
+        other.pid == 0 || (other.uid == ::geteuid() && other.gid == ::getegid()))
+      return;
+    if (listens == 0) {
+      ++with_peers_;
+      return;
+    }
+    if (!backlogs_)
+      backlogs_ = proc::unix_backlogs().value_or(std::map<std::uint64_t, std::uint32_t>());
+    struct stat info {};
+    const bool known = ::fstat(socket.get(), &info) == 0 && backlogs_->contains(info.st_ino);
+    const auto backlog =
+        known ? static_cast<int>(std::min<std::uint32_t>(backlogs_->at(info.st_ino), INT_MAX))
+              : SOMAXCONN;
+    listeners_.emplace(file.path, Listener{pid, file.descriptor, backlog, other, false});
+  }
+
+  void probe_new_socket(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
     if (seen_.size() > kMaxSockets || bytes_ > kMostBytes) {
       ++not_noted_;
       return;
@@ -201,6 +260,7 @@ class Noter {
     note_memberships(socket, *kind, record);
     note_address(socket, *kind, pid);
     note_unread(socket, *kind, pid, file.descriptor);
+    if (kind->domain == AF_UNIX) note_credentials(pid, socket, file);
     if (record.options.empty() && record.memberships.empty()) return;
     bytes_ += kAroundSocket;
     record_.sockets.push_back(std::move(record));
@@ -274,6 +334,9 @@ class Noter {
   std::size_t bytes_ = 0;
   std::size_t questions_ = 0;
   std::size_t not_noted_ = 0;
+  std::map<std::string, Listener> listeners_;  // by "socket:[1234]"
+  std::optional<std::map<std::uint64_t, std::uint32_t>> backlogs_;
+  std::size_t with_peers_ = 0;
 };
 
 void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
@@ -308,7 +371,7 @@ void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
 Result<void> note_sockets(const Environment& env, Manifest& manifest,
                           std::vector<std::string>& lost) {
   Noter noter(env, manifest, lost);
-  for (const ProcessRecord& process : manifest.processes) {
+  for (ProcessRecord& process : manifest.processes) {
     STASIS_TRY(noter.probe(process));
   }
   noter.finish();

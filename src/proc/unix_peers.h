@@ -1,4 +1,4 @@
-// Which unix sockets are connected to which. /proc does not tell.
+// Which unix sockets are connected to which, and how many may wait. /proc does not tell.
 #pragma once
 
 #include <cstdint>
@@ -17,5 +17,9 @@ struct UnixPeer {
 // (sock_diag(7)). A connection that the listener has not accepted yet has no other end. kIo,
 // kNotPermitted.
 Result<std::map<std::uint64_t, UnixPeer>> unix_peers();
+
+// By the inode number of each unix socket of this process's network namespace that listens: how
+// many connections may wait (listen(2)). kIo, kNotPermitted.
+Result<std::map<std::uint64_t, std::uint32_t>> unix_backlogs();
 
 }  // namespace stasis::proc

@@ -402,6 +402,22 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   refused_by 5 not-permitted setpriv --bounding-set=-setpcap --inh-caps=-setpcap "${run[@]}" -- "${job[@]}"
 }
 
+@test "who connects to a socket of a user's job sees that user after the restore, not root" {
+  by=(python3 "$BATS_TEST_DIRNAME/peer_credentials.py" namespace)
+  job=(python3 "$BATS_TEST_DIRNAME/peer_credentials.py" serve "$TARGET_STATUS")
+  start_run
+  job_is_up
+  assert_contains "$(<"$TARGET_STATUS")" " ok True 12345 12345"
+  kill -TERM "$RUN"
+  ends_with 75
+  # Those that were connected keep what a restore gives them, and cannot be told otherwise.
+  told "2 connected unix sockets name as the user at their other end"
+  start_run
+  told "goes on"
+  target_goes_on
+  assert_contains "$(<"$TARGET_STATUS")" " ok True 12345 12345"
+}
+
 @test "a command that cannot be started: with --json one object says so" {
   local options
   for options in "" "--images-dir $images"; do

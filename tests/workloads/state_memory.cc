@@ -19,6 +19,7 @@ constexpr std::size_t kSize = 4u << 20;
 // linux/prctl.h; newer than Debian 12's
 constexpr int kSetMemoryMerge = 67;
 constexpr int kGetMemoryMerge = 68;
+constexpr unsigned long kExceptAdvised = 2;  // PR_THP_DISABLE_EXCEPT_ADVISED, Linux 6.18
 
 std::string policy_at(void* address) {
   int mode = -1;
@@ -88,8 +89,13 @@ void add_memory(Probe& probe) {
       },
       [=] { return policy_at(bound); });
   probe.add(
-      kSubject, "transparent huge pages disabled (PR_SET_THP_DISABLE)",
-      [] { return answer(prctl(PR_SET_THP_DISABLE, 1UL, 0UL, 0UL, 0UL), "prctl"); },
+      kSubject,
+      "transparent huge pages disabled (PR_SET_THP_DISABLE), where Linux can but for advised "
+      "memory",
+      [] {
+        if (prctl(PR_SET_THP_DISABLE, 1UL, kExceptAdvised, 0UL, 0UL) == 0) return Problem();
+        return answer(prctl(PR_SET_THP_DISABLE, 1UL, 0UL, 0UL, 0UL), "prctl");
+      },
       [] { return std::to_string(prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL)); });
   probe.add(
       kSubject, "pages of equal content merged (PR_SET_MEMORY_MERGE)",
