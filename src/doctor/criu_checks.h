@@ -62,6 +62,8 @@ void probe_mounts(const proc::ProcFs& procfs, const Processes& processes,
 // criu_threads.cc
 void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
                    const CriuOptions& options, Signs& out);
+// Processes that share with their parent what CRIU cannot save of both.
+void probe_shared_processes(const Processes& processes, Signs& out);
 // How they are scheduled, and what they do not share with their process.
 void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 // What parents are told the end of the processes below the root by.

@@ -313,6 +313,7 @@ class Search {
     doctor::probe_mounts(procfs_, processes_, options_, simulated_, signs_);
     doctor::probe_seccomp(procfs_, processes_, options_, signs_);
     doctor::probe_threads(procfs_, processes_, signs_);
+    doctor::probe_shared_processes(processes_, signs_);
     doctor::probe_exit_signals(all_processes_, signs_);
     doctor::probe_cgroups(processes_, options_, signs_);
     doctor::probe_seals(processes_, signs_);

@@ -6,7 +6,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -45,6 +47,16 @@ constexpr Kind kOwnDirectory{"thread-directory", Severity::kRed,
                              "has threads with a directory, root and umask of their own (CLONE_FS, "
                              "unshare), which a restore would take from them",
                              "let them be processes of their own, or use openat()"};
+
+// CRIU says "Can't make VM id" and "Can't make FS id", and no more.
+constexpr Kind kSharedMemory{"process-memory", Severity::kRed,
+                             "shares its memory with its parent and is no thread of it (CLONE_VM), "
+                             "which CRIU cannot dump",
+                             "let it be a thread, or a process of its own (fork)"};
+constexpr Kind kSharedDirectory{"process-directory", Severity::kRed,
+                                "shares its directory, root and umask with its parent and is no "
+                                "thread of it (CLONE_FS), which CRIU cannot dump",
+                                "let it be a thread, or a process of its own (fork)"};
 
 // CRIU clones all of them with SIGCHLD.
 constexpr Kind kExitSignal{"exit-signal", Severity::kYellow,
@@ -90,7 +102,31 @@ bool share(int what, Pid process, Tid thread) {
   return ::syscall(SYS_kcmp, process.value, thread.value, what, 0, 0) <= 0;
 }
 
+bool share_surely(int what, Pid one, Pid other) {
+  return ::syscall(SYS_kcmp, one.value, other.value, what, 0, 0) == 0;
+}
+
+// Not only from its vfork(2) to its execve(2).
+bool share_memory_for_long(Pid one, Pid other) {
+  constexpr int kLooks = 5;
+  constexpr std::chrono::milliseconds kBetween{20};
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) std::this_thread::sleep_for(kBetween);
+    if (!share_surely(KCMP_VM, one, other)) return false;
+  }
+  return true;
+}
+
 }  // namespace
+
+void probe_shared_processes(const Processes& processes, Signs& out) {
+  for (const proc::ProcessInfo& info : processes) {
+    if (&info == &processes.front() || info.has_ended()) continue;
+    const std::string parent = fmt::format("process {}", info.parent.value);
+    if (share_surely(KCMP_FS, info.pid, info.parent)) out.add(info.pid, kSharedDirectory, parent);
+    if (share_memory_for_long(info.pid, info.parent)) out.add(info.pid, kSharedMemory, parent);
+  }
+}
 
 void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
   for (const proc::ProcessInfo& info : processes) {

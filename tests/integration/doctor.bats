@@ -431,6 +431,12 @@ def case_zombie():
     r, w = os.pipe()
     if os.fork() == 0: act()
     os.read(r, 1); os.close(r); os.close(w)
+def case_with_directory():
+    if libc.syscall(56, 0x200 | 17, 0, 0, 0, 0) == 0:
+        while True: time.sleep(300)
+def case_with_memory():
+    stack = mapped(1 << 16, 0x22, -1)
+    libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), ctypes.c_void_p(stack + (1 << 16)), 0x100 | 17, None)
 def case_other_user():
     if int(open("/proc/self/status").read().split("CapEff:")[1].split()[0], 16) >> 24 & 1: raise OSError("CAP_SYS_RESOURCE")
     os.setgroups([]); os.setgid(65534); os.setuid(65534); libc.prctl(4, 1, 0, 0, 0)'
@@ -441,6 +447,8 @@ watch_proc|inotify|Can't dump that handle
 watch_gone|inotify|Can't find suitable path for handle
 mark_proc|inotify|Can't dump that handle
 mptcp|socket|Unsupported proto
+with_directory|process-directory|Can't make FS id
+with_memory|process-memory|Can't make VM id
 vsock|socket|Unknown socket
 packet_pipe|packet-pipe|packetized mode
 alarm_clock|timerfd|Unknown clock type
