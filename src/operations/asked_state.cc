@@ -12,6 +12,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+#include <fstream>
 #include <functional>
 #include <string_view>
 
@@ -138,6 +140,22 @@ void note_shown(Pid pid, std::vector<std::string>& lost) {
       lost.push_back(
           fmt::format("that thread {} writes for a file system (PR_SET_IO_FLUSHER)", thread.value));
   }
+}
+
+// The kernel looks at each page of a process before it tells that, so that only those are asked
+// that have locked anything.
+void note_locked(Pid pid, std::vector<std::string>& lost) {
+  const auto status = read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid.value));
+  if (!status || status->find("\nVmLck:") == std::string::npos ||
+      status->find("\nVmLck:\t       0 kB") != std::string::npos)
+    return;
+  std::ifstream smaps(fmt::format("/proc/{}/smaps", pid.value));
+  const std::uint64_t bytes = locked_and_not_there(smaps);
+  if (bytes == 0) return;
+  lost.push_back(
+      fmt::format("that {} of its locked memory takes none before it is used (MLOCK_ONFAULT): a "
+                  "restore needs as much more memory",
+                  format_bytes(bytes)));
 }
 
 // Of its threads: whose system calls become signals, or a supervisor answers, and who computes with
@@ -270,6 +288,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   STASIS_TRY(std::move(done));
   note_threads(space, out);
   note_shown(pid, out.lost);
+  note_locked(pid, out.lost);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }
@@ -351,6 +370,37 @@ bool limits_speculation(std::string_view status) {
   return std::any_of(kOwn.begin(), kOwn.end(), [&](std::string_view line) {
     return status.find(line) != std::string_view::npos;
   });
+}
+
+std::uint64_t locked_and_not_there(std::istream& smaps) {
+  std::uint64_t sum = 0;
+  std::uint64_t size = 0;
+  std::uint64_t there = 0;
+  bool reachable = false;
+  const auto kibibytes = [](std::string_view line) -> std::uint64_t {
+    const auto digit = line.find_first_of("0123456789");
+    std::uint64_t number = 0;
+    if (digit != std::string_view::npos)
+      (void)std::from_chars(line.data() + digit, line.data() + line.size(), number);
+    return number << 10;
+  };
+  for (std::string line; std::getline(smaps, line);) {
+    if (!line.empty() && (line.front() < 'A' || line.front() > 'Z')) {
+      const auto space = line.find(' ');
+      // No page of one that nothing may read is ever there.
+      reachable = space != std::string::npos && line.compare(space + 1, 3, "---") != 0;
+    } else if (line.starts_with("Size:")) {
+      size = kibibytes(line);
+    } else if (line.starts_with("Rss:")) {
+      there = kibibytes(line);
+    } else if (line.starts_with("Swap:")) {
+      there += kibibytes(line);
+    } else if (line.starts_with("VmFlags:") && line.find(" lo") != std::string::npos && reachable &&
+               size > there) {
+      sum += size - there;
+    }
+  }
+  return sum;
 }
 
 AskedStates ask_processes(Pid root) {

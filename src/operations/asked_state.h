@@ -6,6 +6,8 @@
 // Private to src/operations. One thread at a time.
 #pragma once
 
+#include <cstdint>
+#include <istream>
 #include <map>
 #include <string>
 #include <string_view>
@@ -34,6 +36,10 @@ AskedStates ask_processes(Pid root);
 
 // Of /proc/PID/status: has a thread chosen to run without speculation (PR_SET_SPECULATION_CTRL)?
 bool limits_speculation(std::string_view status);
+
+// Of a text of /proc/PID/smaps: the bytes that are locked and not there, as mlock2(MLOCK_ONFAULT)
+// leaves them until they are used. CRIU locks them with all of their pages.
+std::uint64_t locked_and_not_there(std::istream& smaps);
 
 // kUndumpable if any is in a Landlock domain, which a restore would take from it: no call
 // tells its rules; or has a supervisor of its system calls, which a restore would take as well.

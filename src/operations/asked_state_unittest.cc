@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <sstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,4 +59,17 @@ TEST(AskedState, SpeculationIsToldWhereItIsTheThreadsChoice) {
 }
 
 }  // namespace
+TEST(AskedState, LockedMemoryThatIsNotThereIsCounted) {
+  std::istringstream smaps(
+      "7f0000000000-7f0040000000 rw-p 00000000 00:00 0\nSize:            1048576 kB\nRss:          "
+      "         "
+      "4 kB\nSwap:                  8 kB\nVmFlags: rd wr mr mw me lo ac\n"
+      // All there; not locked; of which nothing can be there.
+      "7f0040000000-7f0040001000 rw-p 00000000 00:00 0\nSize: 4 kB\nRss: 4 kB\nVmFlags: rd wr lo\n"
+      "7f0050000000-7f0050001000 rw-p 00000000 00:00 0\nSize: 4 kB\nRss: 0 kB\nVmFlags: rd wr mr\n"
+      "7f0060000000-7f0060001000 ---p 00000000 00:00 0\nSize: 4 kB\nRss: 0 kB\nVmFlags: mr mw "
+      "lo\n");
+  EXPECT_EQ(locked_and_not_there(smaps), (1048576ULL - 12) << 10);
+}
+
 }  // namespace stasis
