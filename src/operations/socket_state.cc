@@ -117,6 +117,16 @@ int bytes_by(const UniqueFd& file, unsigned long question) {
   return ::ioctl(file.get(), question, &bytes) == 0 ? bytes : 0;
 }
 
+// A unix socket that is bound, or connected to one that is.
+bool has_name(const UniqueFd& socket) {
+  sockaddr_storage name{};
+  auto* const place = reinterpret_cast<sockaddr*>(&name);
+  socklen_t own = sizeof name;
+  socklen_t other = sizeof name;
+  return (::getsockname(socket.get(), place, &own) == 0 && own > sizeof(sa_family_t)) ||
+         (::getpeername(socket.get(), place, &other) == 0 && other > sizeof(sa_family_t));
+}
+
 bool has_urgent_byte(const UniqueFd& socket) {
   char byte = 0;
   return ::recv(socket.get(), &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1;
@@ -180,8 +190,8 @@ class Noter {
     }
     if (with_peers_ > 0)
       lost_.add(
-          fmt::format("whom {} connected unix sockets name as the user at their other end "
-                      "(SO_PEERCRED): it becomes the one who restores",
+          fmt::format("whom {} connected unix sockets name at their other end (SO_PEERCRED): "
+                      "the user becomes the one who restores, and the process one of the two",
                       with_peers_));
     record_.addresses.assign(addresses_.begin(), addresses_.end());
     record_.connection_addresses.assign(connections_.begin(), connections_.end());
@@ -223,8 +233,11 @@ class Noter {
     socklen_t length = sizeof listens;
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &other, &size) != 0 ||
         ::getsockopt(socket.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 ||
-        other.pid == 0 || (other.uid == ::geteuid() && other.gid == ::getegid()))
+        other.pid == 0)
       return;
+    const bool ours = other.uid == ::geteuid() && other.gid == ::getegid();
+    // CRIU makes both ends in one process, as socketpair(2) does: ends of that have no name.
+    if (ours && (listens != 0 || !has_name(socket))) return;
     if (listens == 0) {
       ++with_peers_;
       return;

@@ -3,6 +3,7 @@
 
     peer_credentials.py namespace COMMAND...   runs it as root of a user namespace with 20000 users, where root
                                                without CAP_SYS_RESOURCE may dump those of another user
+    peer_credentials.py meet FILE              a parent and its child have connected sockets
     peer_credentials.py serve FILE             listens as user 12345; in FILE is what one who connects sees
 """
 import ctypes
@@ -65,4 +66,19 @@ def serve(path):
         time.sleep(0.02)
 
 
-{"namespace": lambda: namespace(sys.argv[2:]), "serve": lambda: serve(sys.argv[2])}[sys.argv[1]]()
+def meet(status):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\0" + status)
+    listener.listen(1)
+    ends = [socket.socket(socket.AF_UNIX)]
+    if os.fork() == 0:
+        ends[0].connect("\0" + status)
+    else:
+        ends.append(listener.accept()[0])
+        with open(status, "w", encoding="ascii") as file:
+            file.write("round 1 ok\n")
+    while ends:
+        time.sleep(1)
+
+
+{"meet": lambda: meet(sys.argv[2]), "namespace": lambda: namespace(sys.argv[2:]), "serve": lambda: serve(sys.argv[2])}[sys.argv[1]]()

@@ -411,11 +411,19 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   kill -TERM "$RUN"
   ends_with 75
   # Those that were connected keep what a restore gives them, and cannot be told otherwise.
-  told "2 connected unix sockets name as the user at their other end"
+  told "2 connected unix sockets name at their other end"
   start_run
   told "goes on"
   target_goes_on
   assert_contains "$(<"$TARGET_STATUS")" " ok True 12345 12345"
+}
+
+@test "a dump says that connected sockets will name another process at their other end" {
+  job=(python3 "$BATS_TEST_DIRNAME/peer_credentials.py" meet "$TARGET_STATUS")
+  start_run
+  job_is_up
+  saves 000001
+  told "whom 2 connected unix sockets name at their other end (SO_PEERCRED)"
 }
 
 @test "a command that cannot be started: with --json one object says so" {
