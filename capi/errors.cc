@@ -1,5 +1,7 @@
 // Errors, codes and strings.
+#include <csignal>
 #include <cstdlib>
+#include <ctime>
 
 #include "base/error.h"
 #include "base/version.h"
@@ -29,6 +31,35 @@ stasis_error& out_of_memory() {
 [[maybe_unused]] const stasis_error& made_when_loaded = out_of_memory();
 
 }  // namespace
+
+namespace {
+
+sigset_t file_size_signal() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGXFSZ);
+  return set;
+}
+
+// Of this thread's own or the process's; only the former is ours, and looks the same.
+bool waits() {
+  sigset_t waiting;
+  return ::sigpending(&waiting) == 0 && ::sigismember(&waiting, SIGXFSZ) == 1;
+}
+
+}  // namespace
+
+FileSizeSignalHeld::FileSizeSignalHeld() : waited_before_(waits()) {
+  const sigset_t held = file_size_signal();
+  ::pthread_sigmask(SIG_BLOCK, &held, &before_);
+}
+
+FileSizeSignalHeld::~FileSizeSignalHeld() {
+  constexpr timespec kAtOnce{0, 0};
+  const sigset_t held = file_size_signal();
+  if (!waited_before_ && waits()) (void)::sigtimedwait(&held, nullptr, &kAtOnce);
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
 
 stasis_code code_of(ErrorCode code) { return static_cast<stasis_code>(static_cast<int>(code) + 1); }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -64,10 +65,25 @@ stasis_code code_of(ErrorCode code);
 stasis_error* make_error(Error error) noexcept;
 stasis_error* make_out_of_memory_error() noexcept;
 
+// While it lives, a write beyond the caller's limit of file sizes (RLIMIT_FSIZE) is an error, and
+// no signal that ends the caller: in this thread, and in those that it makes.
+class FileSizeSignalHeld {
+ public:
+  FileSizeSignalHeld();
+  ~FileSizeSignalHeld();
+  FileSizeSignalHeld(const FileSizeSignalHeld&) = delete;
+  FileSizeSignalHeld& operator=(const FileSizeSignalHeld&) = delete;
+
+ private:
+  sigset_t before_;
+  bool waited_before_;
+};
+
 // Runs code that returns a Result<void>, and turns its result, or an exception, into the error that
 // C gets.
 template <class F>
 stasis_error* guarded(F&& body) noexcept {
+  const FileSizeSignalHeld held;
   try {
     Result<void> done = std::forward<F>(body)();
     return done ? nullptr : make_error(std::move(done.error()));

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -576,6 +577,32 @@ static void test_images(void) {
   ok("a dump beside an earlier image, a resume from one that was moved");
 }
 
+/* The caller's limit of file sizes ends nothing: it is an error of the call. */
+static void test_file_size(void) {
+  char images[300];
+  snprintf(images, sizeof images, "%s/limited", folder);
+  const pid_t pid = start("limited", "memory", "--size", "8M");
+  CHECK(goes_on("limited"));
+  struct rlimit limit;
+  CHECK(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = 1 << 20;
+  CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  stasis_dump_options dump;
+  stasis_dump_options_init(&dump, sizeof dump);
+  dump.images_dir = images;
+  stasis_error *error = stasis_dump(session, pid, &dump, NULL, NULL);
+  CHECK(error != NULL);
+  stasis_error_free(error);
+  sigset_t waiting;
+  CHECK(sigpending(&waiting) == 0 && !sigismember(&waiting, SIGXFSZ));
+  limit.rlim_cur = before;
+  CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  CHECK(goes_on("limited"));
+  CHECK(end(pid) == 0);
+  ok("a limit of file sizes");
+}
+
 static void test_group(void) {
   const pid_t pid = start("group", "tree", "--children", "2");
   CHECK(goes_on("group"));
@@ -618,6 +645,7 @@ int main(void) {
   test_swap();
   test_jobs();
   test_images();
+  test_file_size();
   test_group();
   stasis_session_close(session);
   printf("1..%d\n", count);
