@@ -1,5 +1,9 @@
 #include "direct/gate_rank.h"
 
+#include <algorithm>
+
+#include "base/fault_point.h"
+
 namespace stasis {
 namespace {
 
@@ -32,6 +36,28 @@ Result<void> GateRank::go_on() {
   auto opened = agent_->ask(AgentCommand::kOpen, direct::kKeepBuffer, kMostDelay);
   closed_ = false;
   return opened;
+}
+
+Result<void> DrainedRank::hold(milliseconds left, bool again, const Interrupt& interrupt) {
+  const auto end = Clock::now() + left;
+  STASIS_TRY(gate_.hold(left, again, interrupt));
+  STASIS_TRY(fault(FaultPoint::kAttachClosed));
+  Result<void> drained;
+  for (int times = 0; drained && times < 2; ++times) {
+    const auto rest = std::chrono::ceil<milliseconds>(end - Clock::now());
+    drained = process_->lock_again(std::max(rest, milliseconds(1)), interrupt);
+    if (drained) drained = process_->unlock();
+  }
+  // Its work waits for that of a rank behind a closed gate, or is long.
+  if (!drained && drained.error().code == ErrorCode::kTimeout) STASIS_TRY(gate_.release());
+  return drained;
+}
+
+Result<void> DrainedRank::release() {
+  // A lock that was given up may have come all the same.
+  auto unlocked = process_->bring_to(CudaState::kRunning);
+  auto opened = gate_.release();
+  return unlocked ? opened : unlocked;
 }
 
 }  // namespace stasis

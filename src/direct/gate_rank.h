@@ -1,6 +1,7 @@
 // A process that is held back by the gate of the agent in it.
 #pragma once
 
+#include "checkpoint/process.h"
 #include "checkpoint/quiesce_round.h"
 #include "direct/agent_client.h"
 
@@ -22,6 +23,26 @@ class GateRank final : public Rank {
  private:
   direct::AgentClient* agent_;
   bool closed_ = false;
+};
+
+// One whose agent came while it ran (ADR 53): a thread may be in a call that it made before the
+// hooks were in, which the gate does not know of, and that agent does not wait for the device. The
+// driver's lock waits for both. A call that waited for the lock is through when it is taken once
+// more, because the closed gate lets no new one begin. The process is not locked afterwards.
+class DrainedRank final : public Rank {
+ public:
+  DrainedRank(direct::AgentClient& agent, Process& process) : gate_(agent), process_(&process) {}
+
+  // Besides what GateRank::hold() says, what Process::lock_again() does.
+  Result<void> hold(std::chrono::milliseconds left, bool again,
+                    const Interrupt& interrupt) override;
+  Result<void> go_on() override { return gate_.go_on(); }
+  Result<void> release() override;
+  bool gone() const override { return gate_.gone(); }
+
+ private:
+  GateRank gate_;
+  Process* process_;
 };
 
 }  // namespace stasis

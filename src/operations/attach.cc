@@ -82,7 +82,6 @@ class Attaching {
     STASIS_TRY(find_agents());
     STASIS_TRY(watch());
     STASIS_TRY(close());
-    STASIS_TRY(drain());
     STASIS_TRY(adopt());
     auto opened = agents_.open();
     phases_.runs();
@@ -235,12 +234,15 @@ class Attaching {
     return {};
   }
 
+  // At a moment at which no work of theirs is under way, in slices between which all gates are
+  // open.
   Result<void> close() {
     phases_.begin("close");
-    std::deque<GateRank> ranks;
+    std::deque<DrainedRank> ranks;
     Group::Gates gates;
     for (AgentClient& agent : agents_)
-      gates[agent.pid()] = &ranks.emplace_back(agent);
+      if (Process* process = process_of(agent.pid()))
+        gates[agent.pid()] = &ranks.emplace_back(agent, *process);
     STASIS_TRY(group_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
       if (still)
         phases_.stands_still();
@@ -248,19 +250,15 @@ class Attaching {
         phases_.runs();
     }));
     agents_.drop_ended();
-    return fault(FaultPoint::kAttachClosed);
+    // Those that had an agent already.
+    STASIS_TRY(group_.unlock());
+    return fault(FaultPoint::kAttachDrained);
   }
 
-  // A thread may be in a call that it made before the hooks were in. The driver's lock waits for
-  // all of them, and those that wait for the lock are through when it is taken once more: the
-  // program makes no new ones.
-  Result<void> drain() {
-    phases_.begin("drain");
-    for (int times = 0; times < 2; ++times) {
-      STASIS_TRY(group_.lock(options_.timeout, env_.interrupt));
-      STASIS_TRY(group_.unlock());
-    }
-    return fault(FaultPoint::kAttachDrained);
+  Process* process_of(Pid pid) {
+    for (GroupMember& member : group_.members())
+      if (member.process.pid() == pid) return &member.process;
+    return nullptr;
   }
 
   // Of the time since watch(), too: with the gates closed no more come.
@@ -268,11 +266,8 @@ class Attaching {
     if (options_.graphs_are_safe) return {};
     for (const AgentClient& agent : agents_) {
       STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(agent.pid()));
-      const auto process = std::find_if(
-          group_.members().begin(), group_.members().end(),
-          [&](const GroupMember& member) { return member.process.pid() == agent.pid(); });
-      if (state && process != group_.members().end())
-        STASIS_TRY(refuse_launches(process->process, *state));
+      const Process* process = process_of(agent.pid());
+      if (state && process) STASIS_TRY(refuse_launches(*process, *state));
     }
     return {};
   }
@@ -374,7 +369,6 @@ class Attaching {
   Group& group_;
   const AttachOptions& options_;
   Phases& phases_;
-  // Until processes may be added to the group, by the driver's lock.
   std::vector<const Process*> to_hook_;
   std::vector<const Process*> to_adopt_;
   std::map<Pid, std::string> names_;

@@ -128,6 +128,17 @@ ends_right() {
   target_verifies
 }
 
+@test "a rank whose work waits on the GPU for one that the gate holds back is let go on until all have met" {
+  # Nearly all the time, and outside of any call of the driver, so that the gates close at once.
+  start_target collective --children 3 --size 1M --ahead-ms 150
+  attaches
+  assert_equal "$(json 'len(d["attached"]), sum(p["was_so"] for p in d["attached"])')" "3 0"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 @test "two GPUs that work on each other's memory do so afterwards" {
   STASIS_SIM_GPUS=2x1G
   export STASIS_SIM_GPUS

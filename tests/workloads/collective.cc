@@ -227,6 +227,7 @@ class Rank {
   bool round() {
     const auto& cuda = gpu_.cuda();
     const std::uint64_t number = run_.round();
+    if (rank_ != 0) pause_ahead();
     checker_.begin(stream_);
     checker_.advance(stream_, buffer_, seed_of(number, rank_));
     if (exchange_) {
@@ -243,6 +244,7 @@ class Rank {
       Buffer written = exchange_->written(from, number, seed);
       checker_.advance(stream_, written, seed);
     }
+    if (rank_ == 0) pause_ahead();
     checker_.verify(stream_, run_);
     cuda.cuStreamSynchronize(stream_);
     std::uint64_t wanted = 0;
@@ -256,6 +258,13 @@ class Rank {
   static int gpu_of(const Options& options) {
     if (!options.sharing) return 0;
     return static_cast<int>(options.rank) % device_count(initialised_driver(options));
+  }
+
+  void pause_ahead() const {
+    const std::uint32_t ms = run_.options().ahead_ms;
+    if (ms == 0) return;
+    const timespec pause{ms / 1000, (ms % 1000) * 1'000'000L};
+    ::nanosleep(&pause, nullptr);
   }
 
   std::uint64_t seed_between(std::uint64_t round, std::uint32_t from, std::uint32_t to) const {
@@ -314,6 +323,10 @@ void run_collective(Run& run) {
   for (std::uint32_t i = 0; i < options.children; ++i) {
     ranks.push_back({"rank", "--meeting", file, "--rank", std::to_string(i), "--ranks",
                      std::to_string(options.children), "--seed", std::to_string(run.seed(0))});
+    if (options.ahead_ms > 0) {
+      ranks.back().emplace_back("--ahead-ms");
+      ranks.back().push_back(std::to_string(options.ahead_ms));
+    }
     if (options.like_nccl) ranks.back().emplace_back("--like-nccl");
     if (options.sharing) ranks.back().emplace_back("--sharing");
     if (options.of_host) ranks.back().emplace_back("--of-host");

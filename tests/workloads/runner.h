@@ -27,6 +27,7 @@ struct Options {
   std::uint64_t zeros = 0;   // kind memory: bytes besides, of which all but a little are zeros
   std::uint32_t pause_ms = 40;  // between two rounds
   std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
+  std::uint32_t ahead_ms = 0;   // kind collective: by how much the first rank is ahead
   std::uint32_t own_us = 0;     // kind poll: work between two questions
   std::uint32_t threads = 3;
   std::uint32_t children = 2;
