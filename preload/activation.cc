@@ -10,7 +10,15 @@
 #include <cstring>
 #include <initializer_list>
 
+// For the tool, by its name.
+// NOLINTNEXTLINE(readability-identifier-naming): a C name
+extern "C" __attribute__((visibility("default")))
+stasis::direct::Activation stasis_agent_activation{};
+
 namespace stasis::preload {
+
+using direct::Activation;
+
 namespace {
 
 std::atomic<bool> g_attached{false};
@@ -65,9 +73,9 @@ void say_why(const char* why, const char* end) {
   say("), so the direct path is left out, and the driver may refuse a checkpoint\n");
 }
 
-bool decide() {
+Activation decide() {
   const char* wish = ::getenv("STASIS_AGENT");
-  if (wish && !std::strcmp(wish, "off")) return true;
+  if (wish && !std::strcmp(wish, "off")) return Activation::kOff;
 
   char path[4096];
   const auto length = ::readlink("/proc/self/exe", path, sizeof path - 1);
@@ -76,7 +84,7 @@ bool decide() {
     const char* slash = std::strrchr(path, '/');
     const char* name = slash ? slash + 1 : path;
     for (const char* own : {"stasis", "cuda-checkpoint", "criu"})
-      if (!std::strcmp(name, own)) return true;
+      if (!std::strcmp(name, own)) return Activation::kOwnTool;
   }
   // The variables by which such tools have themselves loaded by the driver (CUPTI and Nsight:
   // CUDA_INJECTION64_PATH, of the CUPTI documentation), what compute-sanitizer and Nsight Compute
@@ -88,22 +96,26 @@ bool decide() {
     const char* found = find_set(tool);
     if (!found) continue;
     say_why(found, found[std::strlen(found) - 1] == '_' ? "* is set" : " is set");
-    return true;
+    return Activation::kCudaTool;
   }
   if (traced_by_cuda_gdb()) {
     say_why("cuda-gdb", "");
-    return true;
+    return Activation::kCudaTool;
   }
-  return false;
+  return Activation::kWorks;
 }
 
 }  // namespace
 
 bool steps_aside() { return g_waits.load(std::memory_order_relaxed) || is_to_step_aside(); }
 
-bool is_to_step_aside() {
-  static const bool aside = decide();
-  return aside;
+Activation activation() {
+  static const Activation decided = [] {
+    const Activation made = decide();
+    stasis_agent_activation = made;
+    return made;
+  }();
+  return decided;
 }
 
 void set_attached() {

@@ -1,14 +1,17 @@
 // Whether the agent keeps out of this process altogether.
 #pragma once
 
+#include "abi/activation.h"
+
 namespace stasis::preload {
 
 // With STASIS_AGENT=off; in our own tools; under a debugger, profiler or checker of CUDA programs,
 // which stand where the agent would, and where the agent says so on standard error.
 bool steps_aside();
 
-// The same, of one that may not serve yet.
-bool is_to_step_aside();
+// The same, of one that may not serve yet. Decided at the first call.
+direct::Activation activation();
+inline bool is_to_step_aside() { return activation() != direct::Activation::kWorks; }
 
 // Brought to a program that ran already (attached.h): says nothing, and serves no memory before all
 // that came past its hooks is over. Set once, before any hook is there.

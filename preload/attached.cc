@@ -348,10 +348,11 @@ __attribute__((visibility("default"))) int stasis_attach_prepare(std::uint64_t) 
   state.bytes = sizeof state;
   if (!is_attached()) set_attached();
   if (is_to_step_aside()) {
+    const bool is_tool = activation() == stasis::direct::Activation::kCudaTool;
     return static_cast<int>(
         answer(AttachAnswer::kStepsAside,
-               "a CUDA tool is at work in it (CUPTI, Nsight, compute-sanitizer, cuda-gdb), or its "
-               "environment has STASIS_AGENT=off",
+               is_tool ? "a CUDA tool is at work in it (CUPTI, Nsight, compute-sanitizer, cuda-gdb)"
+                       : "its environment has STASIS_AGENT=off",
                ""));
   }
   // What is made here has to be made, or it would end the program.

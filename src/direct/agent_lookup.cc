@@ -5,12 +5,15 @@
 
 #include <fmt/format.h>
 
+#include "abi/activation.h"
+#include "attach/libraries.h"
 #include "direct/agent_set.h"
 #include "proc/procfs.h"
 
 namespace stasis {
 namespace {
 
+using direct::Activation;
 using direct::AgentClient;
 
 constexpr const char* kLibrary = "libstasis-preload.so";
@@ -22,6 +25,22 @@ bool maps(Pid pid, const std::string& name) {
 
 // Its own: a child that was forked inherits its parent's descriptor and not the mapping.
 bool has_page(Pid pid) { return maps(pid, fmt::format("memfd:{}", direct::kAgentMemfd)); }
+
+std::optional<Activation> read_activation(Pid pid) {
+  const auto space = proc::AddressSpace::open(pid);
+  const auto mappings = proc::ProcFs().mappings(pid);
+  if (!space || !mappings) return std::nullopt;
+  const auto found = attach::find_libraries(
+      *space, *mappings, [](std::string_view name) { return name.starts_with(kLibrary); });
+  if (!found || found->empty()) return std::nullopt;
+  return found->front().image().value<Activation>(direct::kActivationName);
+}
+
+bool is_switched_off(Pid pid) {
+  const auto variables = proc::ProcFs().environment(pid);
+  return variables &&
+         std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") != variables->end();
+}
 
 }  // namespace
 
@@ -39,6 +58,37 @@ Result<std::optional<AgentClient>> find_begun_agent(const Environment& env, cons
   }
 }
 
+AgentLibrary agent_library(Pid pid) {
+  if (!maps(pid, kLibrary)) return AgentLibrary::kNone;
+  switch (read_activation(pid).value_or(Activation::kUndecided)) {
+    case Activation::kWorks:
+      return AgentLibrary::kWorks;
+    case Activation::kOff:
+      return AgentLibrary::kOff;
+    case Activation::kOwnTool:
+    case Activation::kCudaTool:
+      return AgentLibrary::kTool;
+    case Activation::kUndecided:
+      break;
+  }
+  return is_switched_off(pid) ? AgentLibrary::kOff : AgentLibrary::kWorks;
+}
+
+std::string why_aside(AgentLibrary library) {
+  switch (library) {
+    case AgentLibrary::kOff:
+      return "has the agent's library, and STASIS_AGENT=off in its environment";
+    case AgentLibrary::kTool:
+      return "has the agent's library, which keeps out of the way of a CUDA tool that is at work "
+             "in "
+             "it (CUPTI, Nsight, compute-sanitizer, cuda-gdb)";
+    case AgentLibrary::kNone:
+    case AgentLibrary::kWorks:
+      break;
+  }
+  return {};
+}
+
 std::optional<std::string> why_no_agent(const Process& process) {
   const std::string who = fmt::format("process {}", process.pid().value);
   if (has_page(process.pid())) {
@@ -46,11 +96,9 @@ std::optional<std::string> why_no_agent(const Process& process) {
                ? who + " has an agent, and has closed the descriptor by which it is reached"
                : who + " has an agent that has not begun to listen";
   }
-  if (!maps(process.pid(), kLibrary)) return std::nullopt;
-  const auto variables = proc::ProcFs().environment(process.pid());
-  if (variables &&
-      std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") != variables->end())
-    return who + " has the agent's library, and STASIS_AGENT=off in its environment";
+  const AgentLibrary library = agent_library(process.pid());
+  if (library == AgentLibrary::kNone) return std::nullopt;
+  if (library != AgentLibrary::kWorks) return who + " " + why_aside(library);
   return who +
          " has the agent's library and no agent: it has allocated no GPU memory by it, or lacked a "
          "thread or a descriptor for it";

@@ -20,6 +20,18 @@ Result<std::optional<direct::AgentClient>> find_begun_agent(const Environment& e
                                                             const Process& process,
                                                             Clock::time_point deadline);
 
+// What the agent's library has to say in a process in which no agent was found: it begins to talk
+// with the first memory that it serves, or that the program imports.
+enum class AgentLibrary {
+  kNone,   // it was started without it
+  kWorks,  // it serves what the program allocates; or no call of the driver's has come by yet
+  kOff,    // by STASIS_AGENT=off
+  kTool,   // it keeps out of the way of a tool of CUDA's, or the program is one of Stasis's own
+};
+AgentLibrary agent_library(Pid pid);
+// For kOff and kTool, what the process has, as a half-sentence; "" for the others.
+std::string why_aside(AgentLibrary library);
+
 // The reason, for a process in which no agent was found. Nothing: it was started without one.
 std::optional<std::string> why_no_agent(const Process& process);
 // kNotSupported: no agent was found in the process, and the driver would lose it, as the agent's

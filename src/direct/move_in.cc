@@ -96,7 +96,7 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
 }
 
 // What processes share is theirs again, before any of them runs.
-Result<void> attach(MemoryState& state) {
+Result<void> attach_all(MemoryState& state) {
   auto done = attach_all(state.agents, state.lenders, state.driver_threads);
   state.lenders.clear();
   return done;
@@ -173,7 +173,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
     return moved;
   }
   fault_only(FaultPoint::kDirectFilled);
-  if (auto shared = attach(state); !shared) return leave(std::move(shared.error()));
+  if (auto shared = attach_all(state); !shared) return leave(std::move(shared.error()));
   phases.begin("open");
   done = agents.open();
   phases.runs();
@@ -202,7 +202,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   }
   // The agents need that room.
   (void)state.prefetch.release();
-  if (auto shared = attach(state); !shared) {
+  if (auto shared = attach_all(state); !shared) {
     messages = shared.error().message;
     remedies = shared.error().remedy;
   }

@@ -12,6 +12,7 @@
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
 #include "direct/agent_client.h"
+#include "direct/agent_lookup.h"
 
 namespace stasis {
 namespace {
@@ -56,17 +57,12 @@ Obstacle unknown(Pid pid, std::string what) {
           std::move(what),   std::string(kRemedy), Override::kIgnoreObstacles};
 }
 
-// An agent begins to talk with the first memory that it serves, or that the program imports: one
-// that is loaded and says nothing knows of none.
-bool has_agent(Pid pid) {
+// An agent that is loaded and says nothing knows of no shared memory.
+bool knows_sharing(Pid pid) {
   const auto agent = direct::AgentClient::probe(pid);
   // One that came later does not know what the program had imported before.
   if (agent && agent->has_value()) return (*agent)->origin == direct::AgentOrigin::kStarted;
-  const proc::ProcFs procfs;
-  const auto loaded = procfs.maps_file(pid, "libstasis-preload.so");
-  const auto variables = procfs.environment(pid);
-  return loaded && *loaded && variables &&
-         std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") == variables->end();
+  return agent_library(pid) == AgentLibrary::kWorks;
 }
 
 void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle>& out) {
@@ -111,7 +107,7 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (!member.initial || !member.process.alive()) continue;
     const Pid pid = member.process.pid();
     with_cuda.push_back(pid);
-    if (*member.initial == CudaState::kRunning && !has_agent(pid)) to_ask.push_back(pid);
+    if (*member.initial == CudaState::kRunning && !knows_sharing(pid)) to_ask.push_back(pid);
   }
   std::vector<Obstacle> out;
   if (with_cuda.size() < 2) return out;

@@ -120,9 +120,10 @@ class Attaching {
                              "use the stasis that came with that agent"}));
       }
       const bool hooked = agent && agent->origin == AgentOrigin::kHooked;
-      const auto loaded = proc::ProcFs().maps_file(pid, "libstasis-preload.so");
-      if (!agent && loaded && *loaded && why_off(pid)) return refuse_off(member.process);
-      if ((agent && !hooked) || (!agent && loaded && *loaded)) {
+      const auto library = agent ? AgentLibrary::kNone : agent_library(pid);
+      if (library == AgentLibrary::kOff || library == AgentLibrary::kTool)
+        return refuse_aside(member.process, library);
+      if ((agent && !hooked) || library == AgentLibrary::kWorks) {
         report_.push_back({pid, member.process.info().comm, true, 0, 0, {}});
         continue;
       }
@@ -134,18 +135,11 @@ class Attaching {
     return {};
   }
 
-  static bool why_off(Pid pid) {
-    const auto variables = proc::ProcFs().environment(pid);
-    return variables &&
-           std::find(variables->begin(), variables->end(), "STASIS_AGENT=off") != variables->end();
-  }
-  static tl::unexpected<Error> refuse_off(const Process& process) {
-    return fail(
-        refusal({"attach", Severity::kRed, process.pid(),
-                 fmt::format("process {} ({}) has the agent's library, and STASIS_AGENT=off "
-                             "in its environment",
-                             process.pid().value, process.info().comm),
-                 "start it without that"}));
+  static tl::unexpected<Error> refuse_aside(const Process& process, AgentLibrary library) {
+    return fail(refusal({"attach", Severity::kRed, process.pid(),
+                         fmt::format("process {} ({}) {}", process.pid().value, process.info().comm,
+                                     why_aside(library)),
+                         "start it without that"}));
   }
 
   Result<void> hook() {

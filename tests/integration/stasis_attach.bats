@@ -289,6 +289,21 @@ END
   refused 4 not-cuda attach "$TARGET"
 }
 
+@test "an agent that was started with the program and keeps out is told, and not taken for one" {
+  local library=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+  STASIS_AGENT=off LD_PRELOAD=$library start_target memory --size 8M
+  refused 8 not-supported attach "$TARGET"
+  assert_contains "$err" "has the agent's library, and STASIS_AGENT=off in its environment"
+  target_verifies
+  CUDA_INJECTION64_PATH=/tool.so LD_PRELOAD=$library start_target memory --size 8M
+  refused 8 not-supported attach "$TARGET"
+  assert_contains "$err" "keeps out of the way of a CUDA tool"
+  assert_equal "$(path_in_ps)" driver
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 @test "a filter that lets no thread be made is left alone" {
   need_root "reading a filter"
   start_program cuda-refusing

@@ -334,8 +334,11 @@ share_beside() {
   target_goes_on
 }
 
-@test "an agent that is switched off knows nothing" {
+@test "an agent that is switched off, or keeps out of a CUDA tool's way, knows nothing" {
   STASIS_AGENT=off LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target ipc
+  refused_untouched suspend "$TARGET"
+  kill -KILL -- "-$TARGET"
+  CUDA_INJECTION64_PATH=/tool.so LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target ipc
   refused_untouched suspend "$TARGET"
 }
 
