@@ -10,6 +10,7 @@
 #include "image/criu_options.h"
 #include "job/inside.h"
 #include "job/swap.h"
+#include "operations/agent_library.h"
 #include "proc/procfs.h"
 #include "report/report.h"
 
@@ -112,6 +113,19 @@ void put_default(const T& value, Member& member) {
   if constexpr (std::is_same_v<T, Member>) member = value;
 }
 
+// Of any options that have them.
+Result<std::optional<AttachWay>> attach_way(const auto& given) {
+  if (!given.attach) return std::optional<AttachWay>();
+  AttachWay way;
+  way.watch = ms(given.watch_ms);
+  way.graphs_are_safe = given.graphs_are_safe;
+  STASIS_TRY_ASSIGN(way.library, open_agent_library());
+  return std::optional(std::move(way));
+}
+void put_attach_defaults(auto& defaults) {
+  defaults.watch_ms = static_cast<std::uint32_t>(AttachWay().watch.count());
+}
+
 Result<DumpOptions> read(const stasis_dump_options& given) {
   if (given.images_dir == nullptr) return misuse("stasis_dump_options.images_dir is not set");
   if (given.after < STASIS_AFTER_DUMP_END || given.after > STASIS_AFTER_DUMP_SUSPENDED) {
@@ -136,6 +150,7 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
     out.compression = *compression;
   }
   out.base = path(given.base);
+  STASIS_TRY_ASSIGN(out.attach, attach_way(given));
   out.criu_path = path(given.criu);
 #define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
   STASIS_TRY(take(given, given.member, out.criu.field));
@@ -181,7 +196,8 @@ stasis_error* suspend_it(stasis_session* session, const FindTarget& find,
     STASIS_TRY_ASSIGN(auto read,
                       read_options(options, stasis_suspend_options_init, "stasis_suspend_options"));
     STASIS_TRY_ASSIGN(auto given, Call::make(call));
-    const SuspendOptions how{ms(read.timeout_ms), read.ignore_obstacles};
+    SuspendOptions how{ms(read.timeout_ms), read.ignore_obstacles};
+    STASIS_TRY_ASSIGN(how.attach, attach_way(read));
     if (target.is_elsewhere()) {
       STASIS_TRY_ASSIGN(auto done, job::operate_inside(given->inside_caller(*session), target,
                                                        {job::InsideVerb::kSuspend, how}));
@@ -248,6 +264,7 @@ stasis_error* swap_them(stasis_session* session, const job::Target& out, const j
     job::SwapOptions how;
     how.timeout = ms(read.timeout_ms);
     how.ignore_obstacles = read.ignore_obstacles;
+    STASIS_TRY_ASSIGN(how.attach, attach_way(read));
     how.gpu_map = gpu_map_text(map);
     STASIS_TRY_ASSIGN(auto done, job::swap(given->swap_caller(*session), out, in, how));
     return give_text(json_text(to_json(done)), report);
@@ -273,6 +290,7 @@ void stasis_suspend_options_init(stasis_suspend_options* options, size_t size) {
   const SuspendOptions ours;
   stasis_suspend_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
+  capi::put_attach_defaults(defaults);
   capi::write_defaults(options, size, defaults);
 }
 
@@ -294,6 +312,7 @@ stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resum
 void stasis_swap_options_init(stasis_swap_options* options, size_t size) {
   stasis_swap_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(job::SwapOptions().timeout.count());
+  capi::put_attach_defaults(defaults);
   capi::write_defaults(options, size, defaults);
 }
 
@@ -315,6 +334,7 @@ void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
   stasis_dump_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
   defaults.sync = true;
+  capi::put_attach_defaults(defaults);
 #define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
   capi::put_default(ours.criu.field, defaults.member);
 #include "image/criu_options.inc"

@@ -21,6 +21,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -380,6 +381,15 @@ class Options {
   std::vector<std::unique_ptr<std::vector<const char*>>> pointers_;
 };
 
+// Whether graphs_are_safe, and watch_ms; none: the agent is not brought to what runs without it.
+using Attach = std::optional<std::pair<bool, std::uint32_t>>;
+
+template <class CallOptions>
+void put_attach(const Attach& attach, CallOptions& options) {
+  options.attach = attach.has_value();
+  if (attach) std::tie(options.graphs_are_safe, options.watch_ms) = *attach;
+}
+
 class Session {
  public:
   Session(const std::optional<std::string>& library, std::uint32_t answer_timeout_ms,
@@ -400,11 +410,12 @@ class Session {
   std::unique_ptr<Group> group(int pid) { return std::make_unique<Group>(session_.it, pid); }
 
   std::string suspend(const Target& target, std::uint32_t timeout_ms, bool ignore_obstacles,
-                      const py::object& progress, const py::object& note) {
+                      const Attach& attach, const py::object& progress, const py::object& note) {
     stasis_suspend_options options;
     stasis_suspend_options_init(&options, sizeof options);
     options.timeout_ms = timeout_ms;
     options.ignore_obstacles = ignore_obstacles;
+    put_attach(attach, options);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return call_for(
@@ -447,7 +458,8 @@ class Session {
         {progress, note}, {}, when_raised);
   }
   std::string swap(const Target& out, const Target& in, const Pairs& pairs,
-                   std::uint32_t timeout_ms, bool ignore_obstacles, const py::object& note) {
+                   std::uint32_t timeout_ms, bool ignore_obstacles, const Attach& attach,
+                   const py::object& note) {
     const auto given_pairs = c_pairs(pairs);
     stasis_swap_options options;
     stasis_swap_options_init(&options, sizeof options);
@@ -456,6 +468,7 @@ class Session {
     options.gpu_pairs = given_pairs.data();
     options.gpu_pair_count = given_pairs.size();
     stasis_swap_options back = options;
+    put_attach(attach, options);
     back.gpu_pairs = nullptr;
     back.gpu_pair_count = 0;
     const int* out_pid = std::get_if<int>(&out);
@@ -477,8 +490,8 @@ class Session {
                                          nullptr, nullptr));
         });
   }
-  std::string dump(const Target& target, const py::dict& given_options, const py::object& progress,
-                   const py::object& note) {
+  std::string dump(const Target& target, const py::dict& given_options, const Attach& attach,
+                   const py::object& progress, const py::object& note) {
     Options from(given_options);
     stasis_dump_options options;
     stasis_dump_options_init(&options, sizeof options);
@@ -504,6 +517,7 @@ class Session {
     from.take("external", options.external, options.external_count);
     from.take("compress", options.compress);
     from.take("base", options.base);
+    put_attach(attach, options);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return call_for(
@@ -652,10 +666,10 @@ class Scope {
 
 std::unique_ptr<Scope> suspended(py::object value, const py::tuple& gone, Session& session,
                                  const Target& target, std::uint32_t timeout_ms,
-                                 bool ignore_obstacles, const Pairs& pairs,
+                                 bool ignore_obstacles, const Attach& attach, const Pairs& pairs,
                                  const py::object& progress, const py::object& note) {
   return std::make_unique<Scope>(std::move(value), gone, [=, &session](Scope::Steps& steps) {
-    (void)session.suspend(target, timeout_ms, ignore_obstacles, progress, note);
+    (void)session.suspend(target, timeout_ms, ignore_obstacles, attach, progress, note);
     steps.emplace_back([=, &session] {
       (void)session.resume(target, pairs, {}, 0, progress, note, WhenRaised::kFinish);
     });

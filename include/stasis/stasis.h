@@ -271,6 +271,13 @@ typedef struct stasis_suspend_options {
   size_t size;
   uint32_t timeout_ms;   /* for GPU work in flight; 0: for ever [10000] */
   bool ignore_obstacles; /* go on although the driver may refuse or lose the memory [false] */
+  /* Bring the agent first to programs that run without it, as `stasis attach` does; if it cannot
+   * be, that is the error, and they run on [false] */
+  bool attach;
+  /* With it: no CUDA graph of theirs has a copy from or to the host in it [false], or how long to
+   * watch them for such [500] */
+  bool graphs_are_safe;
+  uint32_t watch_ms;
 } stasis_suspend_options;
 STASIS_API void stasis_suspend_options_init(stasis_suspend_options* options, size_t size);
 /* Locks and checkpoints: its GPU memory is free. */
@@ -299,6 +306,9 @@ typedef struct stasis_swap_options {
   bool ignore_obstacles; /* go on although the driver may refuse or lose the memory [false] */
   const stasis_gpu_pair* gpu_pairs; /* of the second, in part or whole [none: where it was] */
   size_t gpu_pair_count;
+  bool attach; /* to the first, as in stasis_suspend_options [false, false, 500] */
+  bool graphs_are_safe;
+  uint32_t watch_ms;
 } stasis_swap_options;
 STASIS_API void stasis_swap_options_init(stasis_swap_options* options, size_t size);
 /* Suspends the tree below `out_pid` and resumes that below `in_pid`, at once where both fit on the
@@ -344,6 +354,9 @@ typedef struct stasis_dump_options {
    * path and is there already is not written again, but shared by hard links. If it cannot serve,
    * `note` says so, and all is written [none] */
   const char* base;
+  bool attach; /* as in stasis_suspend_options [false, false, 500] */
+  bool graphs_are_safe;
+  uint32_t watch_ms;
 } stasis_dump_options;
 STASIS_API void stasis_dump_options_init(stasis_dump_options* options, size_t size);
 /* Saves it to disk and ends it, or lets it go on. `options` must be given. */

@@ -69,6 +69,9 @@ def suspend(
     timeout_ms: SupportsIndex = ...,
     *,
     ignore_obstacles: bool = ...,
+    attach: bool = ...,
+    graphs_are_safe: bool = ...,
+    watch_ms: SupportsIndex = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...
@@ -88,6 +91,9 @@ def swap(
     *,
     timeout_ms: SupportsIndex = ...,
     ignore_obstacles: bool = ...,
+    attach: bool = ...,
+    graphs_are_safe: bool = ...,
+    watch_ms: SupportsIndex = ...,
     note: Optional[_Note] = ...,
 ) -> Swapped: ...
 def dump(
@@ -113,6 +119,9 @@ def dump(
     external: Sequence[str] = ...,
     compress: Literal["none", "lz4", "zstd"] = ...,
     base: Optional[_Path] = ...,
+    attach: bool = ...,
+    graphs_are_safe: bool = ...,
+    watch_ms: SupportsIndex = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...
@@ -150,6 +159,9 @@ class _Operations:
         timeout_ms: SupportsIndex = ...,
         *,
         ignore_obstacles: bool = ...,
+        attach: bool = ...,
+        graphs_are_safe: bool = ...,
+        watch_ms: SupportsIndex = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> Report: ...
@@ -185,6 +197,9 @@ class _Operations:
         external: Sequence[str] = ...,
         compress: Literal["none", "lz4", "zstd"] = ...,
         base: Optional[_Path] = ...,
+        attach: bool = ...,
+        graphs_are_safe: bool = ...,
+        watch_ms: SupportsIndex = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> Report: ...
@@ -194,6 +209,9 @@ class _Operations:
         *,
         gpu_mapping: Optional[_GpuMapping] = ...,
         ignore_obstacles: bool = ...,
+        attach: bool = ...,
+        graphs_are_safe: bool = ...,
+        watch_ms: SupportsIndex = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> AbstractContextManager[_Self]: ...

@@ -46,6 +46,16 @@ def flag(value, name):
     return value
 
 
+def attach(wanted, graphs_are_safe, watch_ms):
+    """What the extension module takes: None, or the two."""
+    given = flag(graphs_are_safe, "graphs_are_safe"), milliseconds(watch_ms, "watch_ms")
+    if flag(wanted, "attach"):
+        return given
+    if graphs_are_safe:
+        raise ValueError("graphs_are_safe goes with attach=True")
+    return None
+
+
 def path(value, name):
     """The bytes of its name, which need not be UTF-8."""
     raw = os.fsencode(value)

@@ -185,19 +185,32 @@ def _target(given):
     return name if isinstance(name, str) else _checks.pid(given)
 
 
-def suspend(pid, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
+def suspend(
+    pid,
+    timeout_ms=10_000,
+    *,
+    ignore_obstacles=False,
+    attach=False,
+    graphs_are_safe=False,
+    watch_ms=500,
+    progress=None,
+    note=None,
+):
     """Lock and checkpoint every CUDA process of the tree below `pid`: their GPU memory is free.
 
     `pid`: the number of a process, or a Job, as with the other procedures.
-    `timeout_ms` (milliseconds) is for GPU work in flight; 0 waits for ever. Returns a Report. Raises
-    Timeout, NotCuda, NotSupported, NotPermitted, Busy, OutOfHostMemory and others; then all run on.
+    `timeout_ms` (milliseconds) is for GPU work in flight; 0 waits for ever. `attach`: bring the agent first to
+    what was not started by `stasis run`; if that is refused, this is. With it, `graphs_are_safe`: no CUDA graph
+    of the programs has a copy from or to the host in it; otherwise they are watched for that for `watch_ms`
+    (milliseconds). Returns a Report. Raises Timeout, NotCuda, NotSupported, NotPermitted, Busy, OutOfHostMemory and others; then all run on.
     """
     target = _target(pid)
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
     ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().suspend(target, timeout, ignore, progress, note))
+    way = _checks.attach(attach, graphs_are_safe, watch_ms)
+    return _report(_open_session().suspend(target, timeout, ignore, way, progress, note))
 
 
 def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
@@ -217,12 +230,24 @@ def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=
     return _report(_open_session().resume(target, pairs, directory, limit, progress, note))
 
 
-def swap(out, into, gpu_mapping=None, *, timeout_ms=10_000, ignore_obstacles=False, note=None):
+def swap(
+    out,
+    into,
+    gpu_mapping=None,
+    *,
+    timeout_ms=10_000,
+    ignore_obstacles=False,
+    attach=False,
+    graphs_are_safe=False,
+    watch_ms=500,
+    note=None,
+):
     """Suspend the tree below `out` and resume the one below `into` in its place, at once where both fit.
 
     Each is the number of a process, or a Job; a process of a job of `stasis run` is meant by its number
     outside of the job. `gpu_mapping` is for the second, as with resume(); `timeout_ms` (milliseconds) for GPU work of
-    the first; 0 waits for ever. Returns a Swapped. Raises WrongState unless the first runs and the second is
+    the first; 0 waits for ever. `attach`, `graphs_are_safe` and `watch_ms` are for the first, as with
+    suspend(). Returns a Swapped. Raises WrongState unless the first runs and the second is
     suspended, OutOfGpuMemory, Timeout and others; then both are as they were. This starts processes: no
     other thread should fork meanwhile.
     """
@@ -232,7 +257,8 @@ def swap(out, into, gpu_mapping=None, *, timeout_ms=10_000, ignore_obstacles=Fal
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
     ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
     _checks.callback(note, "note")
-    given = json.loads(_open_session().swap(first, second, pairs, timeout, ignore, note))
+    way = _checks.attach(attach, graphs_are_safe, watch_ms)
+    given = json.loads(_open_session().swap(first, second, pairs, timeout, ignore, way, note))
     return Swapped(
         _report_of(given["suspended"]),
         _report_of(given["resumed"]),
@@ -265,6 +291,9 @@ def dump(
     external=(),
     compress="none",
     base=None,
+    attach=False,
+    graphs_are_safe=False,
+    watch_ms=500,
     progress=None,
     note=None,
 ):
@@ -275,7 +304,8 @@ def dump(
     replaces an image that is there. `compress`: "none", "lz4" or "zstd", for the GPU memory of programs
     that run under the agent (`stasis run`). `base`: an earlier image of the same job, on the same file
     system, whose GPU memory of such programs is not written again where it is the same; what stands in
-    the way is told by `note`, and all is written. `criu` is the program to use. The others are CRIU's own options, by
+    the way is told by `note`, and all is written. `attach`, `graphs_are_safe` and `watch_ms` as with
+    suspend(). `criu` is the program to use. The others are CRIU's own options, by
     CRIU's names; `ghost_limit` in bytes. Returns a Report. Raises ImageExists, Undumpable, CriuFailed,
     NoSpace and all that suspend() raises; then it runs on, and there is no image.
     """
@@ -309,7 +339,8 @@ def dump(
     options.update((name, _checks.flag(value, name)) for name, value in flags.items())
     _checks.callback(progress, "progress")
     _checks.callback(note, "note")
-    return _report(_open_session().dump(target, options, progress, note), options["images_dir"])
+    way = _checks.attach(attach, graphs_are_safe, watch_ms)
+    return _report(_open_session().dump(target, options, way, progress, note), options["images_dir"])
 
 
 def restore(
@@ -416,9 +447,28 @@ class _Operations:
     def _whom(self):
         raise NotImplementedError
 
-    def suspend(self, timeout_ms=10_000, *, ignore_obstacles=False, progress=None, note=None):
+    def suspend(
+        self,
+        timeout_ms=10_000,
+        *,
+        ignore_obstacles=False,
+        attach=False,
+        graphs_are_safe=False,
+        watch_ms=500,
+        progress=None,
+        note=None,
+    ):
         """stasis.suspend() of it and all below it."""
-        return suspend(self._whom(), timeout_ms, ignore_obstacles=ignore_obstacles, progress=progress, note=note)
+        return suspend(
+            self._whom(),
+            timeout_ms,
+            ignore_obstacles=ignore_obstacles,
+            attach=attach,
+            graphs_are_safe=graphs_are_safe,
+            watch_ms=watch_ms,
+            progress=progress,
+            note=note,
+        )
 
     def resume(self, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=None, note=None):
         """stasis.resume() of it and all below it."""
@@ -441,10 +491,21 @@ class _Operations:
     setattr(dump, "__signature__", signature(_dump).replace(parameters=_all))
     del _options, _all
 
-    def suspended(self, timeout_ms=10_000, *, gpu_mapping=None, ignore_obstacles=False, progress=None, note=None):
+    def suspended(
+        self,
+        timeout_ms=10_000,
+        *,
+        gpu_mapping=None,
+        ignore_obstacles=False,
+        attach=False,
+        graphs_are_safe=False,
+        watch_ms=500,
+        progress=None,
+        note=None,
+    ):
         """For a `with` statement: suspended inside of it, and resumed on every way out.
 
-        `gpu_mapping` is for the way back. A process that has ended meanwhile is no error. Ctrl-C during the
+        `gpu_mapping` is for the way back, the other options are those of stasis.suspend(). A process that has ended meanwhile is no error. Ctrl-C during the
         way back comes when it is done.
         """
         timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
@@ -453,7 +514,8 @@ class _Operations:
         _checks.callback(progress, "progress")
         _checks.callback(note, "note")
         whom = _target(self._whom())
-        return _stasis.suspended(self, _GONE, _open_session(), whom, timeout, ignore, pairs, progress, note)
+        way = _checks.attach(attach, graphs_are_safe, watch_ms)
+        return _stasis.suspended(self, _GONE, _open_session(), whom, timeout, ignore, way, pairs, progress, note)
 
 
 class _Handle(_Operations):

@@ -22,6 +22,9 @@ _OPTIONS = {
     "--ghost-limit": "ghost_limit=...",
     "--driver-timeout": "stasis.configure(answer_timeout_ms=..., work_timeout_ms=...)",
     "--path": "path=...",
+    "--attach": "attach=True",
+    "--graphs-are-safe": "graphs_are_safe=True",
+    "--watch": "watch_ms=...",
 }
 _VERBS = ("doctor", "ps", "suspend", "resume", "dump", "recover", "inspect", "verify")
 

@@ -30,7 +30,9 @@ class Session:
     def simulated(self) -> bool: ...
     def process(self, arg0: int) -> Process: ...
     def group(self, arg0: int) -> Group: ...
-    def suspend(self, arg0: _Target, arg1: int, arg2: bool, arg3: Any, arg4: Any) -> str: ...
+    def suspend(
+        self, arg0: _Target, arg1: int, arg2: bool, arg3: Optional[Tuple[bool, int]], arg4: Any, arg5: Any
+    ) -> str: ...
     def resume(
         self,
         arg0: _Target,
@@ -47,9 +49,12 @@ class Session:
         arg2: Sequence[Tuple[str, str]],
         arg3: int,
         arg4: bool,
-        arg5: Any,
+        arg5: Optional[Tuple[bool, int]],
+        arg6: Any,
     ) -> str: ...
-    def dump(self, arg0: _Target, arg1: Dict[Any, Any], arg2: Any, arg3: Any) -> str: ...
+    def dump(
+        self, arg0: _Target, arg1: Dict[Any, Any], arg2: Optional[Tuple[bool, int]], arg3: Any, arg4: Any
+    ) -> str: ...
     def restore(
         self,
         arg0: Sequence[Tuple[str, str]],
@@ -71,9 +76,10 @@ def suspended(
     arg3: _Target,
     arg4: int,
     arg5: bool,
-    arg6: Sequence[Tuple[str, str]],
-    arg7: Any,
+    arg6: Optional[Tuple[bool, int]],
+    arg7: Sequence[Tuple[str, str]],
     arg8: Any,
+    arg9: Any,
 ) -> Scope: ...
 def locked(arg0: Any, arg1: Tuple[Any, ...], arg2: Process, arg3: int) -> Scope: ...
 def locked_group(

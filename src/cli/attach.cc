@@ -1,14 +1,11 @@
-#include <fcntl.h>
-
 #include <memory>
-#include <utility>
 
 #include <fmt/format.h>
 
-#include "cli/agent_library.h"
 #include "cli/target.h"
 #include "cli/ticker.h"
 #include "cli/verbs.h"
+#include "operations/agent_library.h"
 
 namespace stasis::cli {
 namespace {
@@ -43,7 +40,36 @@ void print(Context& context, const AttachReport& report) {
   }
 }
 
+std::vector<CLI::Option*> add_attach_way(CLI::App& command, AttachWay& way) {
+  return {add_duration(
+              command, "--watch", "s", [&way](std::chrono::milliseconds time) { way.watch = time; },
+              "how long to watch the programs for CUDA graphs that they instantiated before "
+              "[500ms]"),
+          command.add_flag("--graphs-are-safe", way.graphs_are_safe,
+                           "no CUDA graph of the programs has a copy from or to the host in it: do "
+                           "not watch them")};
+}
+
 }  // namespace
+
+void add_attach_first(CLI::App& command, AttachFirst& first) {
+  auto* flag = command.add_flag("--attach", first.wanted,
+                                "bring the agent first to what was not started by `stasis run`, "
+                                "as `stasis attach` does");
+  for (CLI::Option* option : add_attach_way(command, first.way))
+    option->needs(flag)->description("with --attach: " + option->get_description());
+}
+
+Result<std::optional<AttachWay>> AttachFirst::open(MemoryPath path) const {
+  if (!wanted) return std::optional<AttachWay>();
+  if (path == MemoryPath::kDriver) {
+    return fail(ErrorCode::kUsage, "--attach brings the agent, which --path driver leaves alone",
+                "give one of them");
+  }
+  AttachWay opened = way;
+  STASIS_TRY_ASSIGN(opened.library, open_agent_library());
+  return std::optional(std::move(opened));
+}
 
 Verb add_attach(CLI::App& app) {
   struct Options {
@@ -57,20 +83,11 @@ Verb add_attach(CLI::App& app) {
       "`stasis run`");
   add_target(*command, options->target);
   add_timeout(*command, options->attach.timeout);
-  add_duration(
-      *command, "--watch", "s",
-      [options](std::chrono::milliseconds time) { options->attach.watch = time; },
-      "how long to watch the programs for CUDA graphs that they instantiated before [500ms]");
-  command->add_flag("--graphs-are-safe", options->attach.graphs_are_safe,
-                    "no CUDA graph of the programs has a copy from or to the host in it: do not "
-                    "watch them");
+  add_attach_way(*command, options->attach.way);
   command->add_flag("--ignore-obstacles", options->attach.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   return {command, [options](Context& context) -> Result<int> {
-            // Before this process goes where the target is, which may see no such file.
-            STASIS_TRY_ASSIGN(const auto path, find_agent_library());
-            STASIS_TRY_ASSIGN(auto library, open_file(AT_FDCWD, path, O_RDONLY));
-            options->attach.library = std::make_shared<const UniqueFd>(std::move(library));
+            STASIS_TRY_ASSIGN(options->attach.way.library, open_agent_library());
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
             const Ticker ticker(context.terminal);

@@ -16,6 +16,7 @@ namespace {
 struct DumpArguments {
   Target target;
   DumpOptions dump;
+  AttachFirst attach;
   bool leave_running = false;
   bool leave_suspended = false;
   std::string sync = "disk";
@@ -79,6 +80,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   options.dump.sync = options.sync == "disk" ? SyncPolicy::kDisk : SyncPolicy::kNone;
   options.dump.compression =
       compression_from_name(options.compress).value_or(ContentCompression::kNone);
+  STASIS_TRY_ASSIGN(options.dump.attach, options.attach.open(options.dump.path));
   STASIS_TRY(options.target.find());
   options.dump.job_name =
       options.target.job ? options.target.job->name : job::name_of_job(options.target.pid);
@@ -159,6 +161,7 @@ Verb add_dump(CLI::App& app) {
   command->add_flag("--ignore-undumpable", options->dump.ignore_undumpable)->group("");
   add_timeout(*command, options->dump.timeout);
   add_path(*command, options->dump.path);
+  add_attach_first(*command, options->attach);
   command
       ->add_option_function<std::string>(
           "--host-memory",

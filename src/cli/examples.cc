@@ -39,7 +39,7 @@ constexpr auto kExamples = std::to_array<ExamplesOfVerb>({
     {"suspend",
      {{{"stasis suspend training", "its GPU memory is free; `stasis resume` brings it back"},
        {"stasis suspend 4711 --timeout 2m", "wait two minutes for a kernel that runs"},
-       {"stasis suspend training --json", "what was done, for a program"}}}},
+       {"stasis suspend 4711 --attach", "bring the agent first, for the speed of the bus"}}}},
     {"resume",
      {{{"stasis resume training", "it runs again, on the GPU where it was"},
        {"stasis resume training --device-map 0=1", "on GPU 1, where it was on GPU 0"},

@@ -16,12 +16,12 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
-#include "cli/agent_library.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
 #include "job/exec_failure.h"
 #include "job/io_uring.h"
 #include "job/registry.h"
+#include "operations/agent_library.h"
 
 namespace stasis::cli {
 

@@ -12,6 +12,7 @@ Verb add_suspend(CLI::App& app) {
   struct Options {
     Target target;
     SuspendOptions suspend;
+    AttachFirst attach;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
@@ -19,11 +20,13 @@ Verb add_suspend(CLI::App& app) {
   add_target(*command, options->target);
   add_timeout(*command, options->suspend.timeout);
   add_path(*command, options->suspend.path);
+  add_attach_first(*command, options->attach);
   command->add_flag("--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   // As older versions called it; `--force` is for what is overwritten.
   command->add_flag("--force", options->suspend.ignore_obstacles)->group("");
   return {command, [options](Context& context) -> Result<int> {
+            STASIS_TRY_ASSIGN(options->suspend.attach, options->attach.open(options->suspend.path));
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
             const Ticker ticker(context.terminal);

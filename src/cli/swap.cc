@@ -15,6 +15,7 @@ struct SwapArguments {
   Target out;
   Target in;
   job::SwapOptions swap;
+  AttachFirst attach;
   std::optional<std::string> device_map;
 };
 
@@ -23,6 +24,7 @@ std::string part_text(const job::SwapReport::Side& side) {
 }
 
 Result<int> run_swap(Context& context, SwapArguments& arguments) {
+  STASIS_TRY_ASSIGN(arguments.swap.attach, arguments.attach.open(arguments.swap.path));
   arguments.swap.gpu_map = arguments.device_map.value_or(std::string());
   STASIS_TRY_ASSIGN(const auto done,
                     job::swap(swap_caller(context), arguments.out, arguments.in, arguments.swap));
@@ -69,6 +71,7 @@ Verb add_swap(CLI::App& app) {
   command->get_option("IN")->description("the process to resume, likewise");
   add_timeout(*command, options->swap.timeout);
   add_path(*command, options->swap.path);
+  add_attach_first(*command, options->attach);
   add_device_map(*command, options->device_map);
   command->add_flag("--ignore-obstacles", options->swap.ignore_obstacles,
                     "go on although the driver may refuse or lose the first one's memory");

@@ -119,6 +119,15 @@ CLI::Option* add_duration(CLI::App& command, const std::string& name,
 void add_timeout(CLI::App& command, std::chrono::milliseconds& timeout);
 // Whether the driver or the mover moves GPU memory.
 void add_path(CLI::App& command, MemoryPath& path);
+// Whether the agent is brought to programs first that run without it, and how.
+struct AttachFirst {
+  bool wanted = false;
+  AttachWay way;
+  // Nothing if it is not wanted. Before this process goes where the target is. kUsage with a path
+  // that leaves agents alone; kIo without the agent's file.
+  Result<std::optional<AttachWay>> open(MemoryPath path) const;
+};
+void add_attach_first(CLI::App& command, AttachFirst& first);
 // How much host memory the mover copies through, where the command line does not say: kUsage for
 // what no ring can be.
 Result<std::uint64_t> ring_of_environment();

@@ -138,6 +138,7 @@ class InsideServer final : public Progress {
         SuspendOptions options;
         options.timeout = setup_.timeout;
         options.ignore_obstacles = setup_.ignore_obstacles;
+        options.attach = setup_.attach;
         return text_of(suspend(env, setup_.root, options));
       }
       case InsideVerb::kResume: {
@@ -155,6 +156,7 @@ class InsideServer final : public Progress {
             return {};
           };
         }
+        errand_.dump.attach = setup_.attach;
         return text_of(dump(env, setup_.root, errand_.dump));
       case InsideVerb::kRecover:
         break;
@@ -224,6 +226,7 @@ Result<std::string> operate_inside(const InsideCaller& caller, const Target& tar
   setup.root = target.pid;
   setup.timeout = order.suspend.timeout;
   setup.ignore_obstacles = order.suspend.ignore_obstacles;
+  setup.attach = order.verb == InsideVerb::kDump ? order.dump.attach : order.suspend.attach;
   setup.ring_bytes = caller.ring_bytes;
   setup.timeouts = caller.timeouts;
   InsideErrand errand{order.verb, gpu_map_text(order.resume.gpu_map), order.resume.images_dir,

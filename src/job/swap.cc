@@ -35,7 +35,7 @@ class Swap {
       : caller_(caller), out_(out), in_(in) {}
 
   // Leaves everything as it was on an error, or says what is not.
-  Result<void> run(SwapRecord record);
+  Result<void> run(SwapRecord record, bool attaches);
   // After a swap that was killed: what the two are now, as a sentence.
   Result<std::string> decide();
   bool at_once() const { return at_once_; }
@@ -62,6 +62,7 @@ class Swap {
     }
   }
   Result<void> probe();
+  Result<void> attach();
   Result<void> swap();
   enum class SideStatus { kGone, kRunning, kSuspended };
   Result<SideStatus> status_of(SwapSide& side);
@@ -108,6 +109,13 @@ Result<void> Swap::probe() {
   return {};
 }
 
+Result<void> Swap::attach() {
+  if (!does(out_, SideOrder::kAttach)) return fail(out_.error());
+  for (const std::string& note : out_.result().notes)
+    caller_.note(out_.name() + ": " + note);
+  return {};
+}
+
 // OUT has gone, and IN found no room beside it: OUT may have taken more since we looked. IN is as
 // it was, or waits for its memory.
 bool Swap::lacks_room() const {
@@ -141,8 +149,10 @@ Error Swap::undo(Error why, SwapSide& side, SideOrder order) {
                          side.name()));
 }
 
-Result<void> Swap::run(SwapRecord record) {
+Result<void> Swap::run(SwapRecord record, bool attaches) {
   STASIS_TRY(probe());
+  // Before anything is done to the second: it takes its time, and may be refused.
+  if (attaches) STASIS_TRY(attach());
   STASIS_TRY(caller_.interrupt.check());
   STASIS_TRY_ASSIGN(auto journal, SwapJournal::begin(std::move(record)));
   auto done = fault(FaultPoint::kSwapRecorded);
@@ -268,6 +278,7 @@ Result<SwapSide> start_side(const SwapCaller& caller, const Target& target,
   setup.timeout = options.timeout;
   setup.path = options.path;
   setup.ignore_obstacles = options.ignore_obstacles;
+  setup.attach = options.attach;
   setup.gpu_map = gpu_map;
   setup.ring_bytes = caller.ring_bytes;
   setup.timeouts = caller.timeouts;
@@ -313,7 +324,8 @@ Result<SwapReport> swap(const SwapCaller& caller, Target out, Target in,
   STASIS_TRY_ASSIGN(auto first, start_side(caller, out, options, {}));
   STASIS_TRY_ASSIGN(auto second, start_side(caller, in, options, options.gpu_map));
   Swap swap(caller, first, second);
-  auto done = swap.run({Pid{}, party_of(out), party_of(in), options.gpu_map});
+  auto done =
+      swap.run({Pid{}, party_of(out), party_of(in), options.gpu_map}, options.attach.has_value());
   for (SwapSide* side : {&first, &second})
     caller.take_trace(side->take_trace());
   if (const std::string& library = first.result().simulated; !library.empty())

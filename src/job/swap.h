@@ -28,6 +28,7 @@ struct SwapOptions {
   std::chrono::milliseconds timeout = SuspendOptions().timeout;  // for the lock of the first
   MemoryPath path = MemoryPath::kAutomatic;                      // of its GPU memory
   bool ignore_obstacles = false;                                 // as with suspend
+  std::optional<AttachWay> attach = {};                          // of the first
   // Of the second, as parse_gpu_map() takes it; empty: where it was.
   std::string gpu_map;
 };

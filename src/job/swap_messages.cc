@@ -17,6 +17,11 @@ void fields(auto& io, Described<TreeStatus> auto& status) {
   io.optional("fits", status.fits);
 }
 
+void fields(auto& io, Described<AttachWay> auto& way) {
+  io("watch", way.watch);
+  io("graphs_are_safe", way.graphs_are_safe);
+}
+
 namespace job {
 
 void fields(auto& io, Described<Entry> auto& entry) {
@@ -32,6 +37,7 @@ void fields(auto& io, Described<SideSetup> auto& setup) {
   io("timeout_ms", setup.timeout);
   io("path", setup.path);
   io("ignore_obstacles", setup.ignore_obstacles);
+  io.optional("attach", setup.attach);
   io("gpu_map", setup.gpu_map);
   io("ring_bytes", setup.ring_bytes);
   io.optional("timeouts", setup.timeouts);
@@ -52,7 +58,10 @@ void fields(auto& io, Described<SideResult> auto& result) {
 }
 
 Result<void> send(const Channel& channel, const SideSetup& setup) {
-  return send_message(channel, setup);
+  const bool attaches = setup.attach && setup.attach->library;
+  return send_message(
+      channel, setup,
+      std::span(attaches ? setup.attach->library.get() : nullptr, attaches ? 1 : 0));
 }
 
 Result<void> send(const Channel& channel, SideOrder order) { return send_message(channel, order); }
@@ -64,8 +73,12 @@ Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd
                       std::span(&trace, trace.valid() ? 1 : 0));
 }
 
-std::optional<SideSetup> parse_side_setup(const Channel::Message& message) {
-  return parse_message<SideSetup>(message);
+std::optional<SideSetup> parse_side_setup(Channel::Message& message) {
+  auto setup = parse_message<SideSetup>(message);
+  if (!setup || !setup->attach) return setup;
+  if (message.descriptors.size() != 1) return std::nullopt;
+  setup->attach->library = std::make_shared<const UniqueFd>(std::move(message.descriptors.front()));
+  return setup;
 }
 
 std::optional<SideOrder> parse_side_order(const Channel::Message& message) {

@@ -30,13 +30,15 @@ struct SideSetup {
   std::chrono::milliseconds timeout{0};  // for the lock
   MemoryPath path = MemoryPath::kAutomatic;
   bool ignore_obstacles = false;
-  std::string gpu_map;  // of a resume, as the user gave it; empty: none
+  std::optional<AttachWay> attach;  // its library comes as a descriptor
+  std::string gpu_map;              // of a resume, as the user gave it; empty: none
   std::uint64_t ring_bytes = 0;
   std::optional<DriverTimeouts> timeouts;
 };
 
 enum class SideOrder {
   kProbe,
+  kAttach,
   kSuspend,
   kSuspendBeside,  // the other side does its part meanwhile, once told that this one is quiesced
   kResume,
@@ -54,8 +56,10 @@ struct Moved {
 struct Undone {
   bool any = false;  // there was something
 };
+// Its programs have the agent.
+struct Attached {};
 struct SideResult {
-  std::variant<TreeStatus, Moved, Undone, Error> what;
+  std::variant<TreeStatus, Moved, Undone, Attached, Error> what;
   std::vector<std::string> notes = {};  // for people
   std::string simulated = {};           // the simulated driver's library; empty: it is the real one
 };
@@ -66,7 +70,7 @@ Result<void> send(const Channel& channel, const SideSetup& setup);
 Result<void> send(const Channel& channel, SideOrder order);
 Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd& trace);
 // Nothing of a malformed message.
-std::optional<SideSetup> parse_side_setup(const Channel::Message& message);
+std::optional<SideSetup> parse_side_setup(Channel::Message& message);
 std::optional<SideOrder> parse_side_order(const Channel::Message& message);
 std::optional<SideEvent> parse_side_event(const Channel::Message& message);
 

@@ -118,6 +118,15 @@ class Server {
           return *status;
         else
           return status.error();
+      case SideOrder::kAttach: {
+        Phases phases;
+        if (auto attached =
+                attach_first(env, setup_.root,
+                             {*setup_.attach, setup_.timeout, setup_.ignore_obstacles}, phases))
+          return Attached{};
+        else
+          return attached.error();
+      }
       case SideOrder::kSuspend:
       case SideOrder::kSuspendBeside:
         return moved(suspend(env, setup_.root, suspend_options(order)));

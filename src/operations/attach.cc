@@ -146,8 +146,8 @@ class Attaching {
     phases_.begin("hook");
     if (to_hook_.empty()) return {};
     for (const Process* process : to_hook_) {
-      auto in =
-          attach::put_agent_in(process->pid(), *options_.library, options_.timeout, env_.interrupt);
+      auto in = attach::put_agent_in(process->pid(), *options_.way.library, options_.timeout,
+                                     env_.interrupt);
       if (in) continue;
       if (in.error().remedy.empty()) in.error().remedy = kLeaveIt;
       return fail(std::move(in.error()));
@@ -182,9 +182,9 @@ class Attaching {
   // name, and no call of the driver tells of such a graph. So what the program does is watched for
   // a while, and what cannot be judged by that wants the user's word.
   Result<void> watch() {
-    if (options_.graphs_are_safe) return fault(FaultPoint::kAttachWatched);
+    if (options_.way.graphs_are_safe) return fault(FaultPoint::kAttachWatched);
     phases_.begin("watch");
-    const auto until = Clock::now() + options_.watch;
+    const auto until = Clock::now() + options_.way.watch;
     while (Clock::now() < until) {
       STASIS_TRY(env_.interrupt.check());
       const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
@@ -211,7 +211,7 @@ class Attaching {
     STASIS_TRY(refuse_launches(process, state));
     const std::string who =
         fmt::format("process {} ({})", process.pid().value, process.info().comm);
-    const double seconds = std::chrono::duration<double>(options_.watch).count();
+    const double seconds = std::chrono::duration<double>(options_.way.watch).count();
     if (state.calls == 0) {
       return fail(refusal(
           {"attach-graphs", Severity::kRed, process.pid(),
@@ -257,7 +257,7 @@ class Attaching {
 
   // Of the time since watch(), too: with the gates closed no more come.
   Result<void> refuse_late_launches() {
-    if (options_.graphs_are_safe) return {};
+    if (options_.way.graphs_are_safe) return {};
     for (const AgentClient& agent : agents_) {
       STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(agent.pid()));
       const Process* process = process_of(agent.pid());
@@ -370,10 +370,18 @@ class Attaching {
   std::vector<AttachedProcess> report_;
 };
 
-}  // namespace
+// What an error of attach_first() says besides: of those that the operation itself would not meet.
+Error with_other_way(Error why) {
+  if (why.code != ErrorCode::kNotSupported && why.code != ErrorCode::kTimeout &&
+      why.code != ErrorCode::kBusy)
+    return why;
+  why.remedy += fmt::format("{}without --attach the driver moves its GPU memory",
+                            why.remedy.empty() ? "" : "; ");
+  return why;
+}
 
-Result<AttachReport> attach_agents(const Environment& env, Pid root, const AttachOptions& options) {
-  Phases phases;
+Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachOptions& options,
+                                 bool is_first, Phases& phases) {
   auto opened = open_group(env, "attach", root, {});
   if (!opened) return fail(std::move(opened.error()));
   STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
@@ -384,7 +392,9 @@ Result<AttachReport> attach_agents(const Environment& env, Pid root, const Attac
   if (done) done = verify_states(group, CudaState::kRunning);
   if (!done) {
     attaching.let_go();
-    return fail(roll_back(env, *opened, std::move(done.error())));
+    Error why = std::move(done.error());
+    if (is_first) why = with_other_way(std::move(why));
+    return fail(roll_back(env, *opened, std::move(why)));
   }
   attaching.dismiss();
   group.dismiss();
@@ -400,8 +410,34 @@ Result<AttachReport> attach_agents(const Environment& env, Pid root, const Attac
   report.lock_tries = group.lock_tries();
   for (const AttachedProcess& one : report.attached)
     report.direct_bytes += one.converted_bytes;
-  report.phases = phases.take();
   return report;
+}
+
+}  // namespace
+
+Result<AttachReport> attach_agents(const Environment& env, Pid root, const AttachOptions& options) {
+  Phases phases;
+  auto report = attach_tree(env, root, options, false, phases);
+  if (report) report->phases = phases.take();
+  return report;
+}
+
+Result<void> attach_first(const Environment& env, Pid root, const AttachOptions& options,
+                          Phases& phases) {
+  STASIS_TRY_ASSIGN(const auto status, probe(env, root));
+  if (status.running == 0) return {};
+  STASIS_TRY_ASSIGN(const auto report, attach_tree(env, root, options, true, phases));
+  for (const AttachedProcess& one : report.attached) {
+    if (one.was_so) continue;
+    std::uint64_t left = 0;
+    for (const AttachedProcess::Left& part : one.left)
+      left += part.bytes;
+    env.tell(
+        fmt::format("process {} ({}) has an agent now, which has {} of its GPU memory{}",
+                    one.pid.value, one.comm, format_bytes(one.converted_bytes),
+                    left == 0 ? "" : fmt::format("; {} stay with the driver", format_bytes(left))));
+  }
+  return {};
 }
 
 }  // namespace stasis

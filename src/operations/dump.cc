@@ -122,6 +122,10 @@ class DumpRun {
   // The steps of docs/how-it-works.md.
   Result<DumpReport> run() {
     STASIS_TRY(probe());
+    if (options_.attach) {
+      STASIS_TRY(attach_first(
+          env_, root_, {*options_.attach, options_.timeout, options_.ignore_obstacles}, phases_));
+    }
     STASIS_TRY(open());
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
     if (auto ahead = precopy_host_memory(); !ahead) return fail(undone(std::move(ahead.error())));

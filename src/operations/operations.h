@@ -19,6 +19,7 @@
 #include "base/cuda_state.h"
 #include "base/ids.h"
 #include "base/interrupt.h"
+#include "base/phases.h"
 #include "base/progress.h"
 #include "base/result.h"
 #include "base/units.h"
@@ -58,6 +59,15 @@ struct Report {
   std::uint64_t direct_bytes = 0;
 };
 
+// How the agent comes to programs that run without it (docs/adr/0053-attach.md).
+struct AttachWay {
+  std::shared_ptr<const UniqueFd> library;  // the agent's file, open
+  // How long the programs are watched for graphs that were instantiated before.
+  std::chrono::milliseconds watch{500};
+  // The user says that none of them has a copy from or to the host in it: they are not watched.
+  bool graphs_are_safe = false;
+};
+
 struct SuspendOptions {
   // For the lock; zero: no deadline.
   std::chrono::milliseconds timeout{10000};
@@ -69,6 +79,8 @@ struct SuspendOptions {
   // before the driver is asked then, not beside it: a caller that wants to know keeps the driver
   // busy meanwhile.
   std::function<void()> on_quiesced = {};
+  // The agent is brought first to what runs without it; if it cannot be, that is the error.
+  std::optional<AttachWay> attach = {};
 };
 
 // Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those
@@ -87,13 +99,9 @@ struct ResumeOptions {
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options);
 
 struct AttachOptions {
-  std::shared_ptr<const UniqueFd> library;   // the agent's file, open
+  AttachWay way;
   std::chrono::milliseconds timeout{10000};  // for the lock
-  // How long the programs are watched for graphs that were instantiated before.
-  std::chrono::milliseconds watch{500};
-  // The user says that none of them has a copy from or to the host in it: they are not watched.
-  bool graphs_are_safe = false;
-  bool ignore_obstacles = false;  // as with suspend
+  bool ignore_obstacles = false;             // as with suspend
 };
 
 // What an agent did with the memory of its process.
@@ -119,6 +127,11 @@ struct AttachReport : Report {
 // can be had to the agent, at the same addresses (docs/adr/0053-attach.md). On an error every
 // program runs on, and all memory is where it was; agents that are in already stay, and do nothing.
 Result<AttachReport> attach_agents(const Environment& env, Pid root, const AttachOptions& options);
+
+// The same before another operation, and tells what has come of it. Nothing where no process of the
+// tree runs, or all have an agent. An error says that the driver can do the rest.
+Result<void> attach_first(const Environment& env, Pid root, const AttachOptions& options,
+                          Phases& phases);
 
 // How a tree stands, as far as its CUDA processes go.
 struct TreeStatus {
@@ -165,6 +178,7 @@ struct DumpOptions {
   std::optional<bool> direct_io = {};
   bool ignore_obstacles = false;  // as with suspend
   MemoryPath path = MemoryPath::kAutomatic;
+  std::optional<AttachWay> attach = {};  // as with suspend
   HostMemoryWay host_memory = HostMemoryWay::kAutomatic;
   // Of a job that goes on: copies host memory ahead while it runs.
   Precopy precopy = Precopy::kAutomatic;

@@ -67,6 +67,10 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
 Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& options) {
   // Of all tries, if there are several: the programs have stood still in each.
   Phases phases;
+  if (options.attach) {
+    STASIS_TRY(attach_first(env, root, {*options.attach, options.timeout, options.ignore_obstacles},
+                            phases));
+  }
   auto done = suspend_once(env, root, options, Retry::kNone, phases);
   const auto once_more = [&](Retry retry, const char* how) {
     if (done || done.error().retry != retry) return;

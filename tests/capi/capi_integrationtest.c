@@ -446,6 +446,41 @@ static bool has(const char *report, const char *text) {
   return report != NULL && strstr(report, text) != NULL;
 }
 
+/* The agent is brought first, to a program that was not started with it. */
+static void test_attach(void) {
+  const pid_t pid = start("attach", "memory", "--size", "64M");
+  CHECK(goes_on("attach"));
+  stasis_suspend_options options;
+  stasis_suspend_options_init(&options, sizeof options);
+  CHECK(!options.attach && !options.graphs_are_safe && options.watch_ms == 500);
+  options.attach = true;
+  char *report = NULL;
+  options.watch_ms = 1;
+  options.graphs_are_safe = true;
+  GOOD(stasis_suspend(session, pid, &options, NULL, &report));
+  CHECK(has(report, "\"path\": \"direct\""));
+  stasis_free(report);
+  GOOD(stasis_resume(session, pid, NULL, NULL, NULL));
+  CHECK(goes_on("attach"));
+  stasis_dump_options dump;
+  stasis_dump_options_init(&dump, sizeof dump);
+  stasis_swap_options swap;
+  stasis_swap_options_init(&swap, sizeof swap);
+  CHECK(!dump.attach && dump.watch_ms == 500 && !swap.attach && swap.watch_ms == 500);
+  /* Where it is there already. */
+  const pid_t second = start("attach_second", "memory", "--size", "64M");
+  CHECK(goes_on("attach_second"));
+  GOOD(stasis_suspend(session, second, NULL, NULL, NULL));
+  swap.attach = true;
+  GOOD(stasis_swap(session, pid, second, &swap, NULL, &report));
+  CHECK(has(report, "\"path\": \"direct\""));
+  stasis_free(report);
+  CHECK(goes_on("attach_second"));
+  GOOD(stasis_resume(session, pid, NULL, NULL, NULL));
+  CHECK(end(pid) == 0 && end(second) == 0);
+  ok("suspend and swap bring the agent first");
+}
+
 /* Of jobs by their names: one that `stasis run` has only started, one in namespaces of its own. */
 static void test_jobs(void) {
   char images[300], image[300];
@@ -643,6 +678,7 @@ int main(void) {
   test_cancel();
   test_operations();
   test_swap();
+  test_attach();
   test_jobs();
   test_images();
   test_file_size();

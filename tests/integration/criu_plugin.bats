@@ -182,6 +182,21 @@ script() {
   fails names_plugin
 }
 
+@test "there and back: a program that the agent was brought to" {
+  start_target memory --size 64M
+  done_by attach "$TARGET" --graphs-are-safe
+  dump_target
+  gpu_is_free
+  restore_target
+  target_goes_on
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  done_by resume "$TARGET"
+  target_goes_on
+  restored_verifies 1
+  nothing_left
+}
+
 @test "dump --leave-running saves it and lets it go on" {
   start_target memory --size 8M
   criu_does dump --tree "$TARGET" --leave-running

@@ -151,6 +151,87 @@ ends_right() {
   target_verifies
 }
 
+# --- First of all, for another verb
+
+# brings_it VERB...: stasis does it, and has brought the agent first.
+brings_it() {
+  done_by "$@" --attach --graphs-are-safe --json
+  assert_contains "$(json 'd["notes"]')" "has an agent now, which has "
+}
+
+@test "suspend --attach brings the agent first, and says nothing where it is or where all is suspended" {
+  start_target memory --size 64M
+  brings_it suspend "$TARGET"
+  assert_equal "$(json 'd["path"], [p["name"] for p in d["phases"]][:1]')" "direct ['hook']"
+  gpu_is_free
+  done_by suspend "$TARGET" --attach --json
+  assert_equal "$(json 'd["was_so"], "agent" in str(d["notes"])')" "True False"
+  done_by resume "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  target_goes_on
+  done_by suspend "$TARGET" --attach --json
+  assert_equal "$(json 'd["path"], "agent" in str(d["notes"])')" "direct False"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
+@test "dump --attach brings the agent first" {
+  need_root "CRIU"
+  start_target memory --size 64M
+  brings_it dump "$TARGET" --images-dir "$image" --leave-running
+  assert_equal "$(json 'd["path"]')" direct
+  target_goes_on
+  done_by dump "$TARGET" --images-dir "$image.again" --attach --json
+  assert_equal "$(json 'd["path"], "agent" in str(d["notes"])')" "direct False"
+  wait_until 60 number_is_free
+  done_by restore --images-dir "$image.again" --detach
+  target_goes_on
+  cycle_by direct
+  restored_verifies 1
+}
+
+@test "swap --attach brings the agent first to the one that leaves" {
+  STASIS_SIM_GPUS=8G
+  export STASIS_SIM_GPUS
+  start_target memory --size 64M
+  local second=$TARGET second_status=$TARGET_STATUS
+  done_by suspend "$second"
+  start_target memory --size 64M
+  brings_it swap "$TARGET" "$second"
+  assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"]')" "direct driver"
+  TARGET_STATUS=$second_status target_goes_on
+  done_by swap "$second" "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "where attach is refused the verb is, all run on, and what to do instead is said" {
+  start_target memory --size 8M
+  local second=$TARGET verb
+  done_by suspend "$second"
+  start_target graph --size 96M
+  for verb in suspend dump swap; do
+    local -a arguments=("$TARGET")
+    [[ $verb != dump ]] || arguments+=(--images-dir "$image")
+    [[ $verb != swap ]] || arguments+=("$second")
+    # CRIU is found before.
+    [[ $verb != dump || $EUID == 0 ]] || continue
+    refused 8 not-supported "$verb" "${arguments[@]}" --attach --watch 4s
+    assert_contains "$err" "launches CUDA graphs that it instantiated before"
+    assert_contains "$err" "without --attach the driver moves its GPU memory"
+    in_state running "$TARGET"
+    in_state checkpointed "$second"
+    target_goes_on
+  done
+  [[ ! -e $image ]]
+  nothing_left
+  refused 2 usage suspend "$TARGET" --graphs-are-safe
+  refused 2 usage suspend "$TARGET" --attach --path driver
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 # --- While it works
 
 # Each cycle is another program, as an agent comes to one once.

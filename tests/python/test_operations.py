@@ -342,6 +342,40 @@ class Dump(harness.Case):
         target.goes_on()
         target.finish()
 
+    def test_attach(self):
+        target = self.target("memory", "--size", "64M")
+        notes = []
+        with self.assertRaises(ValueError):
+            stasis.suspend(target.pid, graphs_are_safe=True)
+        report = stasis.suspend(target.pid, attach=True, graphs_are_safe=True, note=notes.append)
+        self.assertEqual(report.json["path"], "direct")
+        self.assertIn("has an agent now", " ".join(notes))
+        stasis.resume(target.pid)
+        target.goes_on()
+        with stasis.Process(target.pid).suspended(attach=True, watch_ms=1):
+            self.assertTrue(target.stands_still())
+        target.goes_on()
+        target.finish()
+
+    def test_an_attach_that_is_refused(self):
+        target = self.target("graph", "--size", "96M")
+        second = self.target("memory", "--size", "8M")
+        stasis.suspend(second.pid)
+        image = os.path.join(self.folder(), "image")
+        for call in (
+            lambda: stasis.suspend(target.pid, attach=True, watch_ms=4000),
+            lambda: stasis.swap(target.pid, second.pid, attach=True, watch_ms=4000),
+            lambda: stasis.dump(target.pid, image, attach=True, watch_ms=4000),
+        ):
+            with self.assertRaises(stasis.NotSupported) as caught:
+                call()
+            self.assertIn("without attach=True the driver moves", caught.exception.remedy)
+            target.goes_on()
+        self.assertFalse(os.path.exists(image))
+        stasis.resume(second.pid)
+        second.finish()
+        target.finish()
+
     def test_a_program_whose_name_is_no_utf_8(self):
         program = os.path.join(os.fsencode(self.folder()), b"na\xffme")
         os.symlink(os.path.join(harness.BIN, "stasis-workload"), program)

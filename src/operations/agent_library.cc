@@ -1,5 +1,6 @@
-#include "cli/agent_library.h"
+#include "operations/agent_library.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,7 +9,7 @@
 
 #include "base/own_files.h"
 
-namespace stasis::cli {
+namespace stasis {
 namespace {
 
 constexpr const char* kLibrary = "libstasis-preload.so";
@@ -27,4 +28,10 @@ Result<std::string> find_agent_library() {
               "install Stasis whole, or let STASIS_PRELOAD name the file");
 }
 
-}  // namespace stasis::cli
+Result<std::shared_ptr<const UniqueFd>> open_agent_library() {
+  STASIS_TRY_ASSIGN(const auto path, find_agent_library());
+  STASIS_TRY_ASSIGN(auto library, open_file(AT_FDCWD, path, O_RDONLY));
+  return std::make_shared<const UniqueFd>(std::move(library));
+}
+
+}  // namespace stasis
