@@ -14,13 +14,38 @@ converted() { json 'sum(p["converted_bytes"] for p in d["attached"])'; }
 # left WHY: so many bytes stay with the driver for that reason.
 left() { json "sum(l['bytes'] for p in d['attached'] for l in p['left'] if l['why'] == '$1')"; }
 
-# Suspended and resumed by the path that is meant, it goes on.
+# cycle_by PATH [BYTES]: suspended and resumed by the path that is meant, so many bytes at least past the driver, it goes
+# on.
 cycle_by() {
   done_by suspend "$TARGET" --json
   assert_equal "$(json 'd["path"]')" "$1" "path ($out)"
+  (($(json 'd["direct_bytes"]') >= ${2:-0})) || { echo "too little past the driver: $out" >&2 && return 1; }
   gpu_is_free
   done_by resume "$TARGET" --json
   target_goes_on
+}
+# A digest of the driver's code in the target.
+code_of() {
+  python3 -IS - "${1:-$TARGET}" <<'END'
+import hashlib, sys
+digest = hashlib.sha256()
+with open(f"/proc/{sys.argv[1]}/mem", "rb") as memory:
+    for line in open(f"/proc/{sys.argv[1]}/maps"):
+        word = line.split()
+        if word[1] != "r-xp" or "libcuda.so" not in word[-1]:
+            continue
+        start, end = (int(at, 16) for at in word[0].split("-"))
+        memory.seek(start)
+        digest.update(memory.read(end - start))
+print(digest.hexdigest())
+END
+}
+# refused_alone STATUS CODE [OPTION...]: attach refuses the target, has put no hook in, and it goes on.
+refused_alone() {
+  local code
+  code=$(code_of)
+  refused "$1" "$2" attach "$TARGET" "${@:3}"
+  assert_equal "$(code_of)" "$code" "code of the driver"
 }
 path_in_ps() {
   capture stasis ps --json
@@ -46,54 +71,98 @@ ends_right() {
 
 @test "after the agent has come a program is as if it had been started with it: suspended, dumped, restored" {
   need_root "CRIU"
+  local code bytes
   start_target memory --size 64M
   assert_equal "$(path_in_ps)" driver
+  code=$(code_of)
   attaches
-  (($(converted) > 0))
+  bytes=$(converted)
+  ((bytes >= 32 << 20))
   assert_equal "$(json 'd["was_so"], d["standstill_seconds"] > 0')" "False True"
+  [[ $(code_of) != "$code" ]]
   target_goes_on
   assert_equal "$(path_in_ps)" direct
-  cycle_by direct
+  cycle_by direct "$bytes"
   capture stasis doctor "$TARGET" --no-trial --json
   assert_equal "$(json 'd["verdict"]["suspend"]["possible"], d["verdict"]["dump"]["possible"]')" "True True"
   dump_it --json
+  (($(json 'd["direct_bytes"]') >= bytes))
   restore_it
   target_goes_on
-  cycle_by direct
+  cycle_by direct "$bytes"
   restored_verifies 1
 }
 
 @test "a program whose agent has come is left as it is, and so is one that was started with it" {
+  local code
   start_target memory --size 64M
   attaches
+  code=$(code_of)
   attaches
   assert_equal "$(json 'd["was_so"], d["standstill_seconds"]')" "True None"
   capture stasis attach "$TARGET"
   assert_contains "$out" "had its agent already"
+  assert_equal "$(code_of)" "$code"
   target_verifies
   LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target memory --size 64M
+  code=$(code_of)
   attaches
   assert_equal "$(json 'd["was_so"]')" True
+  assert_equal "$(code_of)" "$code"
   target_verifies
 }
 
-@test "what is allocated afterwards is the agent's, and what it frees comes back to the GPU" {
-  start_target churn --size 16M --threads 4
+@test "of a tree those alone get it that have none" {
+  local library=$STASIS_BUILD/lib/stasis/libstasis-preload.so rounds=$BATS_TEST_TMPDIR/two
+  (exec_on_gpu setsid bash -c "LD_PRELOAD=$library stasis-workload memory --size 64M --status $rounds.with &
+    stasis-workload memory --size 64M --status $rounds.without & wait") </dev/null >/dev/null 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 grep -qs ok "$rounds.with"
+  wait_until 60 grep -qs ok "$rounds.without"
+  at_end_kill $(children_of "$TARGET")
   attaches
-  cycle_by direct
+  assert_equal "$(json 'sorted((p["was_so"], p["converted_bytes"] > 0) for p in d["attached"])')" \
+    "[(False, True), (True, False)]"
+  done_by suspend "$TARGET" --json
+  (($(json 'd["direct_bytes"]') >= 96 << 20))
+  gpu_is_free
+  done_by resume "$TARGET"
+  TARGET_STATUS=$rounds.with target_goes_on
+  TARGET_STATUS=$rounds.without target_goes_on
+}
+
+@test "what is allocated afterwards is the agent's, and what it frees comes back to the GPU" {
+  # Whose blocks are new ones after some rounds.
+  start_target churn --size 256M --threads 4
+  attaches
+  for _ in {1..4}; do target_goes_on; done
+  done_by suspend "$TARGET" --json
+  # Below 2 MiB they are the driver's, as for `stasis run`.
+  (($(json 'd["direct_bytes"] * 3') >= $(json 'd["processes"][0]["gpu_bytes"] * 2')))
+  gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
   cycle_by direct
   target_verifies
 }
 
 @test "memory of every kind goes on, and what cannot be taken is told" {
   local kind
-  for kind in streams contexts pool vmm; do
+  for kind in pool vmm; do
     start_target "$kind"
     attaches
+    assert_equal "$(converted)" 0
     target_goes_on
-    done_by suspend "$TARGET" --json
-    done_by resume "$TARGET"
+    cycle_by driver
+    target_verifies
+  done
+  for kind in streams contexts; do
+    start_target "$kind" --size 256M
+    attaches
+    (($(converted) >= 250 << 20))
     target_goes_on
+    cycle_by direct $((250 << 20))
     target_verifies
   done
   start_target torture
@@ -106,36 +175,34 @@ ends_right() {
 
 @test "workers that a program has forked go on, and are dumped with it" {
   need_root "CRIU"
-  start_target loader --size 8M
+  start_target loader --size 64M
   attaches
+  (($(converted) >= 64 << 20))
   target_goes_on
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_goes_on
+  cycle_by direct $((64 << 20))
   dump_it
   restore_it
   target_goes_on
   restored_verifies 1
 }
 
-@test "a tree of ranks that wait for each other is attached in the middle, and to those alone that have none" {
-  start_target collective --children 4 --size 1M --pause-ms 2
+@test "a tree of ranks that wait for each other is attached in the middle" {
+  start_target collective --children 4 --size 32M
   attaches
   assert_equal "$(json 'len(d["attached"]), sum(p["was_so"] for p in d["attached"])')" "4 0"
+  assert_equal "$(converted)" $((128 << 20))
   target_goes_on
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
+  cycle_by direct $((128 << 20))
   target_verifies
 }
 
 @test "a rank whose work waits on the GPU for one that the gate holds back is let go on until all have met" {
   # Nearly all the time, and outside of any call of the driver, so that the gates close at once.
-  start_target collective --children 3 --size 1M --ahead-ms 150
+  start_target collective --children 3 --size 32M --ahead-ms 150
   attaches
-  assert_equal "$(json 'len(d["attached"]), sum(p["was_so"] for p in d["attached"])')" "3 0"
+  assert_equal "$(converted)" $((96 << 20))
   target_goes_on
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
+  cycle_by direct $((96 << 20))
   target_verifies
 }
 
@@ -144,10 +211,9 @@ ends_right() {
   export STASIS_SIM_GPUS
   start_target peer --size 256M
   attaches
-  (($(converted) > 0))
+  (($(converted) > 80 << 20))
   target_goes_on
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
+  cycle_by direct $((80 << 20))
   target_verifies
 }
 
@@ -241,7 +307,11 @@ attach_under_load() {
     start_program blocks 50
     attaches
     (($(converted) >= 64 << 20))
-    ((i % 4)) || { done_by suspend "$TARGET" && done_by resume "$TARGET"; }
+    ((i % 4)) || {
+      done_by suspend "$TARGET" --json
+      (($(json 'd["direct_bytes"]') >= 64 << 20))
+      done_by resume "$TARGET"
+    }
     ends_right
   done
 }
@@ -263,7 +333,7 @@ attach_under_load() {
   attaches
   assert_equal "$(left address) $(converted)" "$((32 << 20)) $((64 << 20))"
   target_goes_on
-  cycle_by direct
+  cycle_by direct $((64 << 20))
   target_verifies
 }
 
@@ -282,7 +352,8 @@ attach_under_load() {
   start_program blocks 4
   attaches
   assert_equal "$(converted) $(left no-room)" "0 $((64 << 20))"
-  done_by suspend "$TARGET"
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" driver
   done_by resume "$TARGET"
   ends_right
 }
@@ -340,7 +411,7 @@ data[at + 1:at + 4] = bytes.fromhex("488bec")
 open(sys.argv[1], "wb").write(data)
 END
   STASIS_LIBCUDA=$BATS_TEST_TMPDIR/other/libcuda.so.1 start_target memory --size 64M
-  refused 8 not-supported attach "$TARGET"
+  refused_alone 8 not-supported
   assert_contains "$err" "does not begin as those of driver 580 do"
   target_goes_on
   done_by suspend "$TARGET"
@@ -351,20 +422,21 @@ END
 @test "what is unusual is refused with the reason" {
   start_target memory --size 8M
   start_tracer
-  refused 7 busy attach "$TARGET"
+  refused_alone 7 busy
   assert_contains "$err" "traced by process"
   kill -KILL "$TRACER"
   wait_until 60 grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"
   done_by suspend "$TARGET"
-  refused 6 wrong-state attach "$TARGET"
+  refused_alone 6 wrong-state
   done_by resume "$TARGET"
   target_verifies
   CUDA_INJECTION64_PATH=/tool.so start_target memory --size 8M
-  refused 8 not-supported attach "$TARGET"
+  refused_alone 8 not-supported
   assert_contains "$err" "a CUDA tool is at work"
   target_verifies
   STASIS_AGENT=off start_target memory --size 8M
-  refused 8 not-supported attach "$TARGET"
+  refused_alone 8 not-supported
+  assert_contains "$err" "its environment has STASIS_AGENT=off"
   target_verifies
   start_target none
   refused 4 not-cuda attach "$TARGET"
@@ -373,11 +445,11 @@ END
 @test "an agent that was started with the program and keeps out is told, and not taken for one" {
   local library=$STASIS_BUILD/lib/stasis/libstasis-preload.so
   STASIS_AGENT=off LD_PRELOAD=$library start_target memory --size 8M
-  refused 8 not-supported attach "$TARGET"
+  refused_alone 8 not-supported
   assert_contains "$err" "has the agent's library, and STASIS_AGENT=off in its environment"
   target_verifies
   CUDA_INJECTION64_PATH=/tool.so LD_PRELOAD=$library start_target memory --size 8M
-  refused 8 not-supported attach "$TARGET"
+  refused_alone 8 not-supported
   assert_contains "$err" "keeps out of the way of a CUDA tool"
   assert_equal "$(path_in_ps)" driver
   done_by suspend "$TARGET"
@@ -392,10 +464,39 @@ END
   ends_right
 }
 
-@test "processes that may share GPU memory are refused, and after the agent has come they are asked as before" {
+@test "processes that may share GPU memory are refused" {
   start_target ipc
-  refused 8 not-supported attach "$TARGET"
+  TARGET_CHILD=$(children_of "$TARGET" | head -1)
+  local code
+  code=$(code_of "$TARGET_CHILD")
+  refused_alone 8 not-supported
   assert_contains "$err" "may be another process's"
+  assert_equal "$(code_of "$TARGET_CHILD")" "$code"
+  target_goes_on
+}
+
+@test "a program whose GPU memory a network card may know is refused" {
+  need_root "a /dev of its own"
+  local program=$BATS_TEST_TMPDIR/with-card
+  cat >"$program" <<END
+#!/bin/bash
+mount -t tmpfs none "$BATS_TEST_TMPDIR"/dev
+for node in null zero urandom; do
+  : >"$BATS_TEST_TMPDIR/dev/\$node"
+  mount --bind "/dev/\$node" "$BATS_TEST_TMPDIR/dev/\$node"
+done
+: >"$BATS_TEST_TMPDIR/dev/gdrdrv"
+mount --move "$BATS_TEST_TMPDIR/dev" /dev
+exec 9</dev/gdrdrv stasis-workload memory --size 64M --status "$BATS_TEST_TMPDIR/card"
+END
+  chmod +x "$program"
+  mkdir "$BATS_TEST_TMPDIR/dev"
+  (exec_on_gpu setsid unshare -m --propagation private "$program") </dev/null >/dev/null 2>&1 3>&- &
+  TARGET=$! TARGET_STATUS=$BATS_TEST_TMPDIR/card
+  echo "$TARGET" >>"$targets"
+  wait_until 60 grep -qs ok "$TARGET_STATUS"
+  refused_alone 8 not-supported
+  assert_contains "$err" "has /dev/gdrdrv open: a network card may know the addresses of its GPU memory"
   target_goes_on
 }
 
@@ -405,11 +506,14 @@ END
 @test "a tool that is killed at any step leaves the program running, and the next one goes on" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   # The matrix of faults has all of them, with a program of one thread.
-  local fault
+  local fault code
   for fault in hooked_one:kill hooked:error drained:kill found:error exchanging:kill; do
     start_program blocks 8
+    code=$(code_of)
     STASIS_FAULT=attach.$fault capture timeout 60 stasis attach "$TARGET" --graphs-are-safe
     ((status != 0))
+    # An error before all hooks are in takes them out.
+    [[ $fault != hooked:error ]] || assert_equal "$(code_of)" "$code" "code of the driver"
     [[ $fault == *:error ]] || done_by recover --all
     attaches
     done_by suspend "$TARGET" --json
