@@ -300,6 +300,23 @@ brings_it() {
 
 # --- While it works
 
+stands_still() {
+  local before
+  before=$(target_round)
+  sleep 0.3
+  assert_equal "$(target_round)" "$before" >/dev/null 2>&1
+}
+
+@test "a call that came before the hooks is waited for before memory is touched" {
+  STASIS_SIM_FAULTS="allocate:delay=4s@60" start_target churn --size 256M --threads 1
+  wait_until 60 stands_still
+  attaches
+  assert_equal "$(json 'd["standstill_seconds"] > 1')" True "$out"
+  target_goes_on
+  cycle_by direct
+  target_verifies
+}
+
 # Each cycle is another program, as an agent comes to one once.
 attach_under_load() {
   local i
@@ -376,6 +393,24 @@ attach_under_load() {
   target_goes_on
   cycle_by direct
   target_verifies
+}
+
+@test "a graph that is launched after the watch and before the gate closes is seen, too" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  # Two seconds after a round it gives the GPU other work, and six later it launches.
+  start_target graph --size 96M --pause-ms 2000 --ahead-ms 6000
+  local round tool
+  round=$(target_round)
+  STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" --watch 4s >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  tool=$!
+  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
+  assert_equal "$(target_round)" "$round"
+  wait_until 60 target_is_past "$round"
+  kill -CONT "$tool"
+  wait "$tool" && return 1
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "launches CUDA graphs that it instantiated before"
+  target_goes_on
+  assert_equal "$(path_in_ps)" driver
 }
 
 @test "consent given wrongly ends a graph with a copy to the host as the driver does" {

@@ -227,7 +227,7 @@ class Rank {
   bool round() {
     const auto& cuda = gpu_.cuda();
     const std::uint64_t number = run_.round();
-    if (rank_ != 0) pause_ahead();
+    if (rank_ != 0) run_.pause_ahead();
     checker_.begin(stream_);
     checker_.advance(stream_, buffer_, seed_of(number, rank_));
     if (exchange_) {
@@ -244,7 +244,7 @@ class Rank {
       Buffer written = exchange_->written(from, number, seed);
       checker_.advance(stream_, written, seed);
     }
-    if (rank_ == 0) pause_ahead();
+    if (rank_ == 0) run_.pause_ahead();
     checker_.verify(stream_, run_);
     cuda.cuStreamSynchronize(stream_);
     std::uint64_t wanted = 0;
@@ -258,13 +258,6 @@ class Rank {
   static int gpu_of(const Options& options) {
     if (!options.sharing) return 0;
     return static_cast<int>(options.rank) % device_count(initialised_driver(options));
-  }
-
-  void pause_ahead() const {
-    const std::uint32_t ms = run_.options().ahead_ms;
-    if (ms == 0) return;
-    const timespec pause{ms / 1000, (ms % 1000) * 1'000'000L};
-    ::nanosleep(&pause, nullptr);
   }
 
   std::uint64_t seed_between(std::uint64_t round, std::uint32_t from, std::uint32_t to) const {

@@ -99,6 +99,7 @@ void launch_again_and_again(Run& run, bool to_host) {
     }
     cuda.cuMemcpyHtoD_v2(data.keys, keys, sizeof keys);
     gpu.kernels().fill(stream, data.input, data.words, run.seed(run.round()));
+    run.pause_ahead();
     api.launch(executable, stream);
     for (std::uint64_t i = 0; i < data.words; ++i) {
       model[i] += word(word(i, run.seed(run.round())), keys[0]);

@@ -102,9 +102,10 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--pause-ms", options.pause_ms, "between two rounds")->capture_default_str();
   app.add_option("--busy-ms", options.busy_ms, "how long a long kernel runs");
-  app.add_option("--ahead-ms", options.ahead_ms,
-                 "kind collective: by how much the first rank is ahead of the others, outside of "
-                 "the driver, with its work on the GPU");
+  app.add_option(
+      "--ahead-ms", options.ahead_ms,
+      "kind collective: by how much the first rank is ahead of the others, outside of "
+      "the driver, with its work on the GPU; kinds graph...: its other work of the launch");
   app.add_option("--own-us", options.own_us, "kind poll: work of its own between two questions");
   app.add_option("--threads", options.threads, "host threads")
       ->check(CLI::Range(1, 256))

@@ -66,6 +66,12 @@ void Run::finish() {
   nanosleep(&pause, nullptr);  // a signal may end it early
 }
 
+void Run::pause_ahead() const {
+  if (options_.ahead_ms == 0) return;
+  const timespec pause{options_.ahead_ms / 1000, (options_.ahead_ms % 1000) * 1'000'000L};
+  nanosleep(&pause, nullptr);
+}
+
 std::uint64_t Run::seed(std::uint64_t round, std::uint64_t which) const {
   return word(round, word(which, options_.seed));
 }

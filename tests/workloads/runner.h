@@ -27,8 +27,9 @@ struct Options {
   std::uint64_t zeros = 0;   // kind memory: bytes besides, of which all but a little are zeros
   std::uint32_t pause_ms = 40;  // between two rounds
   std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
-  std::uint32_t ahead_ms = 0;   // kind collective: by how much the first rank is ahead
-  std::uint32_t own_us = 0;     // kind poll: work between two questions
+  // Kind collective: by how much the first rank is ahead; kinds graph...: other work of the launch.
+  std::uint32_t ahead_ms = 0;
+  std::uint32_t own_us = 0;  // kind poll: work between two questions
   std::uint32_t threads = 3;
   std::uint32_t children = 2;
   std::uint32_t copies = 1;  // kind torture: allocations with the same content
@@ -69,6 +70,8 @@ class Run {
   bool next();
   // The same for one that may not stop alone.
   void begin() { ++round_; }
+  // Sleeps for ahead_ms.
+  void pause_ahead() const;
   // The current one; the first is 1.
   std::uint64_t round() const { return round_; }
   // The round was verified: heartbeat, and the pause.
