@@ -5,12 +5,14 @@
 #include <atomic>
 #include <deque>
 #include <new>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "abi/cuda_abi.h"
 #include "direct/fake_agent.h"
+#include "driver/fake_driver.h"
 
 namespace stasis {
 namespace {
@@ -147,6 +149,60 @@ TEST_F(GateRankTest, AnInterruptEndsIt) {
   ASSERT_FALSE(round.result.has_value());
   EXPECT_EQ(round.result.error().code, ErrorCode::kInterrupted);
   EXPECT_EQ(job_->first_closed, job_->opened) << "a gate is left closed";
+}
+
+// Of an agent that came while its program ran.
+class DrainedRankTest : public GateRankTest {
+ protected:
+  Result<void> hold(milliseconds left) {
+    agents_ = clients({&agent_});
+    driver_.add(agents_.front().pid(), CudaState::kRunning);
+    auto opened = Process::open(driver_, agents_.front().pid());
+    EXPECT_TRUE(opened.has_value());
+    process_.emplace(std::move(*opened));
+    rank_.emplace(agents_.front(), *process_);
+    return rank_->hold(left, false, interrupt_);
+  }
+  bool is_closed() const { return job_->first_closed == job_->opened + 1; }
+
+  FakeDriver driver_;
+  FakeAgent agent_{kAgentSeals, behind()};
+  std::vector<AgentClient> agents_;
+  std::optional<Process> process_;
+  std::optional<DrainedRank> rank_;
+};
+
+TEST_F(DrainedRankTest, TheLockIsHadTwiceBehindAClosedGateAndGivenBack) {
+  driver_.on_call = [this](const FakeDriver::Call& call) {
+    if (call.action == Action::kLock) EXPECT_TRUE(is_closed());
+  };
+  ASSERT_TRUE(hold(milliseconds(60000)).has_value());
+  const std::vector<Action> twice{Action::kLock, Action::kUnlock, Action::kLock, Action::kUnlock};
+  EXPECT_EQ(driver_.actions(), twice);
+  EXPECT_TRUE(is_closed());
+  EXPECT_TRUE(rank_->release().has_value());
+  EXPECT_FALSE(is_closed());
+}
+
+TEST_F(DrainedRankTest, OneThatDoesNotComeToRestInTimeRuns) {
+  driver_.fail_always(Action::kLock, 600);
+  const auto held = hold(milliseconds(100));
+  ASSERT_FALSE(held.has_value());
+  EXPECT_EQ(held.error().code, ErrorCode::kTimeout);
+  EXPECT_FALSE(is_closed());
+  EXPECT_EQ(driver_.state_of(process_->pid()), CudaState::kRunning);
+}
+
+TEST_F(DrainedRankTest, ReleasedAfterAnErrorItIsUnlockedAndOpen) {
+  driver_.fail_always(Action::kUnlock, 999);
+  const auto held = hold(milliseconds(60000));
+  ASSERT_FALSE(held.has_value());
+  EXPECT_EQ(held.error().code, ErrorCode::kDriverError);
+  EXPECT_EQ(driver_.state_of(process_->pid()), CudaState::kLocked);
+  driver_.forgive();
+  EXPECT_TRUE(rank_->release().has_value());
+  EXPECT_EQ(driver_.state_of(process_->pid()), CudaState::kRunning);
+  EXPECT_FALSE(is_closed());
 }
 
 // One that is quiesced only when it runs on alone: it has ended, or says that it is about to.

@@ -519,7 +519,10 @@ static void test_jobs(void) {
   CHECK(goes_on("job"));
   GOOD(stasis_recover_job(session, "plain", NULL, NULL));
   CHECK(goes_on("plain"));
-  GOOD(stasis_suspend_job(session, "job", NULL, NULL, NULL));
+  stasis_suspend_options suspend;
+  stasis_suspend_options_init(&suspend, sizeof suspend);
+  suspend.attach = true; /* it has its agent */
+  GOOD(stasis_suspend_job(session, "job", &suspend, NULL, NULL));
   GOOD(stasis_recover_job(session, "job", NULL, &report));
   CHECK(has(report, "\"recovered\""));
   stasis_free(report);

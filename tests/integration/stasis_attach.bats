@@ -298,6 +298,34 @@ brings_it() {
   target_verifies
 }
 
+@test "a suspend or a swap that is killed while it brings the agent is recovered from, and done again" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  STASIS_SIM_GPUS=8G
+  export STASIS_SIM_GPUS
+  start_target memory --size 8M
+  local second=$TARGET
+  done_by suspend "$second"
+  local verb
+  local -a command
+  for verb in suspend swap; do
+    start_target memory --size 64M
+    command=("$verb" "$TARGET")
+    [[ $verb != swap ]] || command+=("$second")
+    STASIS_FAULT=attach.drained:kill capture timeout 60 stasis "${command[@]}" --attach --graphs-are-safe
+    ((status != 0))
+    done_by recover --all
+    in_state running "$TARGET"
+    in_state checkpointed "$second"
+    target_goes_on
+    done_by "${command[@]}" --attach --graphs-are-safe
+    in_state checkpointed "$TARGET"
+    [[ $verb != swap ]] || in_state running "$second"
+    done_by resume "$TARGET"
+    target_verifies
+  done
+  nothing_left
+}
+
 # --- While it works
 
 stands_still() {

@@ -19,12 +19,12 @@ class Program(harness.Case):
     def setUp(self):
         os.environ["STASIS_BIN"] = os.path.join(harness.BIN, "stasis")
 
-    def job(self, name, **more):
+    def job(self, name, *, before=(), size="4M", **more):
         folder = self.folder()
         status = os.path.join(folder, "status")
         with open(os.path.join(folder, "log"), "wb") as log:
             job = stasis.run(
-                [os.path.join(harness.BIN, "stasis-workload"), "memory", "--size", "4M", "--status", status],
+                [*before, os.path.join(harness.BIN, "stasis-workload"), "memory", "--size", size, "--status", status],
                 name=name, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, "LD_LIBRARY_PATH": harness.SIM}, **more)
         self.addCleanup(job.wait, 60)
@@ -85,6 +85,20 @@ class Program(harness.Case):
             stasis.suspend(job)
             job.resume({"GPU-01020304-0506-0708-090a-0b0c0d0e0f10": "GPU-01020304-0506-0708-090a-0b0c0d0e0f11"})
         self.assertEqual(job.recover()[0].processes[0].state, "running")
+
+    def test_the_agent_comes_to_a_job_whose_program_has_dropped_it(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root: namespaces")
+        # The agent's file is this side's, and the work is done in the job's namespaces.
+        images = os.path.join(self.folder(), "images")
+        job = self.job("bare", before=("/usr/bin/env", "-u", "LD_PRELOAD"), size="64M", images_dir=images)
+        notes = []
+        self.assertEqual(job.suspend().json["path"], "driver")
+        job.resume()
+        report = job.suspend(attach=True, graphs_are_safe=True, note=notes.append)
+        self.assertEqual(report.json["path"], "direct")
+        self.assertTrue(any("has an agent now" in note for note in notes), notes)
+        self.assertEqual(job.resume().processes[0].state, "running")
 
     def test_ps_doctor_and_verify(self):
         target = self.target()
