@@ -481,12 +481,17 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
     if (flags) return CUDA_ERROR_INVALID_VALUE;
     auto* other = find_context(driver, peer);
     if (!other || other->device == context.device) return CUDA_ERROR_INVALID_DEVICE;
-    return CUDA_SUCCESS;
+    const auto bit = std::uint64_t{1} << other->device;
+    return context.peers.fetch_or(bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+                                             : CUDA_SUCCESS;
   });
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext peer) {
-  return in_context([&](Driver& driver, Context&) -> CUresult {
-    return find_context(driver, peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+  return in_context([&](Driver& driver, Context& context) -> CUresult {
+    auto* other = find_context(driver, peer);
+    if (!other) return CUDA_ERROR_INVALID_CONTEXT;
+    const auto bit = std::uint64_t{1} << other->device;
+    return context.peers.fetch_and(~bit) & bit ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
   });
 }

@@ -99,6 +99,18 @@ bool read_arguments(const PtxKernel& kernel, void** params, void** extra, Argume
   return true;
 }
 
+// Of the addresses that a kernel is given. The real driver says so after the launch.
+bool may_use_all(const Driver& driver, const PtxKernel& kernel, const Arguments& arguments,
+                 int device) {
+  for (std::size_t i = 0; i < kernel.parameters.size(); ++i) {
+    Address at = 0;
+    if (kernel.parameters[i].size != sizeof at) continue;
+    std::memcpy(&at, arguments.pointers[i], sizeof at);
+    if (!driver.memory.may_use(at, device)) return false;
+  }
+  return true;
+}
+
 bool legal_shape(const Launch& launch) {
   const auto& [grid, block] = std::pair(launch.grid, launch.block);
   const auto threads = std::uint64_t{block.x} * block.y * block.z;
@@ -122,6 +134,8 @@ CUresult launch_kernel(CUfunction handle, Launch launch, CUstream stream_handle,
       return CUDA_ERROR_INVALID_VALUE;
     }
     launch.device = stream->context->device;
+    if (!may_use_all(driver, *function->kernel, *arguments, launch.device))
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
     stream->context->submit(*stream, [code = function->code, launch, arguments] {
       code(launch, arguments->pointers.data());
     });

@@ -127,27 +127,32 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t size, const CUmemAccess
                         std::size_t count) {
   return gated([&](Driver& driver) -> CUresult {
     if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
-    // One set of pages serves all devices here: what any of them may do is allowed.
-    int prot = PROT_NONE;
+    // One set of pages serves all devices here: what any of them may do is allowed there, and a
+    // kernel on a device that may do nothing is refused.
+    Memory::Rights rights;
     for (std::size_t i = 0; i < count; ++i) {
       const bool host = desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
       if (!host && desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
       if (!host && !driver.valid_device(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
+      const auto user = host ? 0 : std::uint64_t{1} << desc[i].location.id;
       switch (desc[i].flags) {
         case CU_MEM_ACCESS_FLAGS_PROT_NONE:
+          rights.others |= user;
           break;
         case CU_MEM_ACCESS_FLAGS_PROT_READ:
-          prot |= PROT_READ;
+          rights.prot |= PROT_READ;
+          rights.users |= user;
           break;
         case CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
-          prot |= PROT_READ | PROT_WRITE;
+          rights.prot |= PROT_READ | PROT_WRITE;
+          rights.users |= user;
           break;
         default:
           return CUDA_ERROR_INVALID_VALUE;
       }
     }
-    return driver.memory.protect(pointer, size, prot);
+    return driver.memory.protect(pointer, size, rights);
   });
 }
 
@@ -159,7 +164,8 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
     }
     if (!driver.valid_device(location->id)) return CUDA_ERROR_INVALID_DEVICE;
     int prot = PROT_NONE;
-    if (auto rc = driver.memory.protection(pointer, prot); rc != CUDA_SUCCESS) return rc;
+    if (auto rc = driver.memory.protection(pointer, location->id, prot); rc != CUDA_SUCCESS)
+      return rc;
     *flags = prot & PROT_WRITE  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
              : prot & PROT_READ ? CU_MEM_ACCESS_FLAGS_PROT_READ
                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;

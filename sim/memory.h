@@ -148,8 +148,17 @@ class Memory {
   cuda::CUresult map(Address at, std::uint64_t size, std::uint64_t offset, Object* object,
                      int device);
   cuda::CUresult unmap(Address at, std::uint64_t size);
-  cuda::CUresult protect(Address at, std::uint64_t size, int prot);
-  cuda::CUresult protection(Address at, int& prot) const;
+  // What devices may do, by ordinal: those in `users` may use it, those in `others` not, and of all
+  // else it stays as it was. One set of pages serves all of them.
+  struct Rights {
+    int prot = PROT_NONE;
+    std::uint64_t users = 0;
+    std::uint64_t others = 0;
+  };
+  cuda::CUresult protect(Address at, std::uint64_t size, const Rights& rights);
+  cuda::CUresult protection(Address at, int device, int& prot) const;
+  // False for memory that the program has mapped, and not for this device.
+  bool may_use(Address at, int device) const;
   cuda::CUresult export_fd(Object* object, int& out) const;
   cuda::CUresult import_fd(int fd, Object*& out);
   cuda::CUresult retain(Address at, Object*& out);
@@ -171,6 +180,7 @@ class Memory {
     Object* object = nullptr;
     int prot = PROT_NONE;
     int device = 0;
+    std::uint64_t users = 0;
   };
   struct Slot {
     GpuSpec spec;

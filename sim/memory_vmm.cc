@@ -71,7 +71,7 @@ CUresult Memory::map(Address at, std::uint64_t size, std::uint64_t offset, Objec
     auto previous = std::prev(next);
     if (previous->first + previous->second.size > at) return CUDA_ERROR_INVALID_VALUE;
   }
-  const Placement placement{size, offset, object, PROT_NONE, device};
+  const Placement placement{size, offset, object, PROT_NONE, device, 0};
   if (!place(at, placement)) return CUDA_ERROR_MAP_FAILED;
   placements_[at] = placement;
   ++object->uses;
@@ -115,7 +115,7 @@ CUresult Memory::unmap(Address at, std::uint64_t size) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::protect(Address at, std::uint64_t size, int prot) {
+CUresult Memory::protect(Address at, std::uint64_t size, const Rights& rights) {
   std::lock_guard lock(mutex_);
   if (size == 0) return CUDA_ERROR_INVALID_VALUE;
   for (int apply = 0; apply < 2; ++apply) {  // check everything first, then change it
@@ -125,10 +125,11 @@ CUresult Memory::protect(Address at, std::uint64_t size, int prot) {
         return CUDA_ERROR_INVALID_VALUE;
       }
       if (apply) {
-        if (::mprotect(reinterpret_cast<void*>(end), it->second.size, prot) < 0) {
+        if (::mprotect(reinterpret_cast<void*>(end), it->second.size, rights.prot) < 0) {
           return CUDA_ERROR_UNKNOWN;
         }
-        it->second.prot = prot;
+        it->second.prot = rights.prot;
+        it->second.users = (it->second.users | rights.users) & ~rights.others;
       }
       end += it->second.size;
     }
@@ -136,7 +137,7 @@ CUresult Memory::protect(Address at, std::uint64_t size, int prot) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::protection(Address at, int& prot) const {
+CUresult Memory::protection(Address at, int device, int& prot) const {
   std::lock_guard lock(mutex_);
   const auto* a = find_locked(at, 1);
   // Of a pool's memory the driver says that there is no access (580.159.04).
@@ -145,8 +146,15 @@ CUresult Memory::protection(Address at, int& prot) const {
     return CUDA_SUCCESS;
   }
   if (!a || a->kind != Kind::kMapped) return CUDA_ERROR_INVALID_VALUE;
-  prot = placements_.at(a->base).prot;
+  const Placement& placement = placements_.at(a->base);
+  prot = placement.users >> device & 1 ? placement.prot : PROT_NONE;
   return CUDA_SUCCESS;
+}
+
+bool Memory::may_use(Address at, int device) const {
+  std::lock_guard lock(mutex_);
+  const auto* a = find_locked(at, 1);
+  return !a || a->kind != Kind::kMapped || (placements_.at(a->base).users >> device & 1) != 0;
 }
 
 CUresult Memory::export_fd(Object* object, int& out) const {
