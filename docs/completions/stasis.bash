@@ -24,10 +24,12 @@ _stasis() {
     run:--refresh-env) :; return ;;
     run:--ring) :; return ;;
     run:--trace) :; return ;;
+    run:--metrics) :; return ;;
     attach:-t|attach:--timeout) :; return ;;
     attach:--watch) :; return ;;
     attach:--driver-timeout) :; return ;;
     attach:--trace) :; return ;;
+    attach:--metrics) :; return ;;
     attach:--ring) :; return ;;
     ps:-t|ps:--timeout) :; return ;;
     ps:--format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$word"); return ;;
@@ -37,12 +39,14 @@ _stasis() {
     suspend:--watch) :; return ;;
     suspend:--driver-timeout) :; return ;;
     suspend:--trace) :; return ;;
+    suspend:--metrics) :; return ;;
     suspend:--ring) :; return ;;
     resume:-d|resume:--device-map) :; return ;;
     resume:-D|resume:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     resume:-t|resume:--timeout) :; return ;;
     resume:--driver-timeout) :; return ;;
     resume:--trace) :; return ;;
+    resume:--metrics) :; return ;;
     resume:--ring) :; return ;;
     swap:-t|swap:--timeout) :; return ;;
     swap:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
@@ -50,6 +54,7 @@ _stasis() {
     swap:-d|swap:--device-map) :; return ;;
     swap:--driver-timeout) :; return ;;
     swap:--trace) :; return ;;
+    swap:--metrics) :; return ;;
     swap:--ring) :; return ;;
     dump:-D|dump:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     dump:--sync) mapfile -t COMPREPLY < <(compgen -W 'disk none' -- "$word"); return ;;
@@ -63,6 +68,7 @@ _stasis() {
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     dump:--driver-timeout) :; return ;;
     dump:--trace) :; return ;;
+    dump:--metrics) :; return ;;
     dump:--ring) :; return ;;
     dump:--ghost-limit) :; return ;;
     dump:--external) :; return ;;
@@ -76,24 +82,29 @@ _stasis() {
     restore:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     restore:--driver-timeout) :; return ;;
     restore:--trace) :; return ;;
+    restore:--metrics) :; return ;;
     restore:--ring) :; return ;;
     restore:--external) :; return ;;
     restore:--manage-cgroups) mapfile -t COMPREPLY < <(compgen -W 'ignore none props soft full strict' -- "$word"); return ;;
     recover:-t|recover:--timeout) :; return ;;
     recover:--driver-timeout) :; return ;;
     recover:--trace) :; return ;;
+    recover:--metrics) :; return ;;
     recover:--ring) :; return ;;
     doctor:-D|doctor:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     doctor:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     doctor:--driver-timeout) :; return ;;
     doctor:--trace) :; return ;;
+    doctor:--metrics) :; return ;;
     inspect:-D|inspect:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     inspect:-d|inspect:--device-map) :; return ;;
     inspect:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     inspect:--driver-timeout) :; return ;;
     inspect:--trace) :; return ;;
+    inspect:--metrics) :; return ;;
     verify:-D|verify:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     verify:--trace) :; return ;;
+    verify:--metrics) :; return ;;
     logs:-D|logs:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     report:-D|report:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     report:-o|report:--output) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
@@ -101,25 +112,26 @@ _stasis() {
     report:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     report:--driver-timeout) :; return ;;
     report:--trace) :; return ;;
+    report:--metrics) :; return ;;
   esac
   case $verb in
-    '') words='run attach ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet' ;;
-    run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace' ;;
-    attach) words='-h --help -t --timeout --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet' ;;
-    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    swap) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --host-memory --pre-copy --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
-    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --driver-timeout --trace --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
-    recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --driver-timeout --trace --ring' ;;
-    doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
-    explain) words='-h --help --json -v --verbose -q --quiet' ;;
-    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
-    verify) words='-h --help -D --images-dir --json -v --verbose -q --quiet --trace' ;;
-    logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet' ;;
-    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --driver-timeout --trace' ;;
-    config) words='-h --help --json -v --verbose -q --quiet' ;;
+    '') words='run attach ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet --log-json' ;;
+    run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet --log-json -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace --metrics' ;;
+    attach) words='-h --help -t --timeout --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet --log-json' ;;
+    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    swap) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
+    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
+    recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics' ;;
+    explain) words='-h --help --json -v --verbose -q --quiet --log-json' ;;
+    inspect) words='-h --help -D --images-dir --verify -d --device-map --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics' ;;
+    verify) words='-h --help -D --images-dir --json -v --verbose -q --quiet --log-json --trace --metrics' ;;
+    logs) words='-h --help -D --images-dir --full --json -v --verbose -q --quiet --log-json' ;;
+    report) words='-h --help -D --images-dir -o --output -f --force --verify -d --device-map --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics' ;;
+    config) words='-h --help --json -v --verbose -q --quiet --log-json' ;;
   esac
   if [[ $word != -* ]]; then
     case $verb in
