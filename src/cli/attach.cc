@@ -93,6 +93,7 @@ Verb add_attach(CLI::App& app) {
             const Ticker ticker(context.terminal);
             STASIS_TRY_ASSIGN(auto report, attach_agents(context.environment(*driver),
                                                          options->target.pid, options->attach));
+            context.figures = figures_of(report);
             if (context.json) {
               context.print(to_json(report));
               return 0;
