@@ -65,6 +65,8 @@ END
   target_verifies
 }
 
+restored_twice() { [[ $(sample stasis_operations_total 'verb="restore",result="ok"') == 2 ]]; }
+
 @test "dumps and restores, by verbs and by a job, are in one file" {
   start_target memory --size 8M
   done_by dump "$TARGET" --images-dir "$image" --metrics "$metrics"
@@ -84,8 +86,7 @@ END
   assert_equal "$(sample stasis_operations_total 'verb="dump",result="ok"')" 3
   assert_equal "$(sample stasis_operations_total 'verb="suspend",result="ok"')" 1
   start_run --metrics "$metrics" --log-json --name measured
-  job_is_up
-  assert_equal "$(sample stasis_operations_total 'verb="restore",result="ok"')" 2
+  wait_until 60 restored_twice
   assert_equal "$(records "$RUN_LOG" '{(x["verb"], x["job"]) for x in r}')" "{('run', 'measured')}"
   kill -KILL "$RUN"
   ends_with 137
