@@ -271,6 +271,7 @@ brings_it() {
   target_verifies
 }
 
+# bats test_tags=long
 @test "where attach is refused the verb is, all run on, and what to do instead is said" {
   start_target memory --size 8M
   local second=$TARGET verb
@@ -423,6 +424,7 @@ attach_under_load() {
   target_verifies
 }
 
+# bats test_tags=long
 @test "a graph that is launched after the watch and before the gate closes is seen, too" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   # Two seconds after a round it gives the GPU other work, and six later it launches.
