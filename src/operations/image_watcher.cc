@@ -1,14 +1,15 @@
 #include "operations/image_watcher.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <chrono>
-#include <filesystem>
 #include <string>
 #include <system_error>
 
 #include "base/fd.h"
 #include "base/trace.h"
+#include "image/directory.h"
 
 namespace stasis {
 
@@ -17,18 +18,22 @@ namespace {
 constexpr std::chrono::milliseconds kSizePoll{50};
 constexpr std::uint64_t kWorthWriting = 1ULL << 20;
 
-std::uint64_t probe(const std::string& directory, SyncPolicy sync) {
-  std::error_code ignored;
+// By the folder that is open: another user may own the one that it lies in, and give its name to
+// something else meanwhile.
+std::uint64_t probe(const UniqueFd& folder, SyncPolicy sync) {
+  const auto names = list_directory(folder, "criu");
+  if (!names) return 0;
   std::uint64_t sum = 0;
-  std::filesystem::directory_iterator entries(directory, ignored);
-  for (; !ignored && entries != std::filesystem::directory_iterator(); entries.increment(ignored)) {
-    const auto& entry = *entries;
-    std::error_code gone;
-    const auto size = entry.file_size(gone);
-    if (gone) continue;
+  for (const std::string& name : *names) {
+    struct stat info {};
+    if (::fstatat(folder.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !is_regular_file(info)) {
+      continue;
+    }
+    const auto size = static_cast<std::uint64_t>(info.st_size);
     sum += size;
     if (sync != SyncPolicy::kDisk || size < kWorthWriting) continue;
-    if (auto file = open_file(AT_FDCWD, entry.path().string(), O_RDONLY | O_NOFOLLOW)) {
+    if (auto file = open_checked(folder.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file)) {
       (void)::sync_file_range(file->get(), 0, 0, SYNC_FILE_RANGE_WRITE);
     }
   }
@@ -40,12 +45,11 @@ std::uint64_t probe(const std::string& directory, SyncPolicy sync) {
 ImageWatcher::ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy sync) {
   try {
     thread_ = std::jthread([this, &progress, &writer, sync](const std::stop_token& stop) {
-      const std::string directory = writer.path() + "/criu";
       const Span span(TraceKind::kImage, "digest what is written");
       std::unique_lock lock(mutex_);
       while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
              !stop.stop_requested()) {
-        progress.update("write", probe(directory, sync), 0);
+        progress.update("write", probe(writer.criu_dir(), sync), 0);
         writer.digest_ahead(stop);
       }
     });
