@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -183,10 +184,9 @@ std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& membe
 }
 
 std::string pid_namespace_mark() {
-  // PROC_PID_INIT_INO of linux/proc_ns.h: the namespace that the machine has started with.
-  constexpr ino_t kInitial = 0xEFFFFFFC;
   struct stat info {};
-  if (::stat("/proc/self/ns/pid", &info) != 0 || info.st_ino == kInitial) return {};
+  if (::stat("/proc/self/ns/pid", &info) != 0 || info.st_ino == proc::kInitialPidNamespace)
+    return {};
   return fmt::format("@{}", info.st_ino);
 }
 
@@ -359,6 +359,32 @@ Result<std::vector<JournalEntry>> read_journal_in(const std::string& directory,
     if (entry) entries.push_back(std::move(*entry));
   }
   return entries;
+}
+
+std::vector<CutShortElsewhere> cut_short_elsewhere() {
+  std::vector<CutShortElsewhere> out;
+  const auto directory = journal_directory();
+  const auto processes = proc::ProcFs().all();
+  const DirectoryStream dir = list_open(directory ? *directory : std::string());
+  const std::string own = pid_namespace_mark();
+  while (const dirent* item = dir && processes ? ::readdir(dir.get()) : nullptr) {
+    const std::string_view name = item->d_name;
+    const auto number = name.substr(0, name.find_first_not_of("0123456789"));
+    if (number.empty() || !name.ends_with(kRecordEnd)) continue;
+    const std::string mark(
+        name.substr(number.size(), name.size() - number.size() - std::strlen(kRecordEnd)));
+    if (mark == own || (!mark.empty() && mark.front() != '@')) continue;
+    const auto entry = read_entry(fmt::format("{}/{}", *directory, name));
+    if (!entry || !*entry || (*entry)->under_way) continue;
+    const auto seen =
+        std::find_if(processes->begin(), processes->end(), [&](const proc::ProcessInfo& info) {
+          return mark == fmt::format("@{}", proc::pid_namespace_of(info.pid));
+        });
+    // Where all are seen, a namespace without a process is gone.
+    if (seen == processes->end() && own.empty()) continue;
+    out.push_back({(*entry)->record.operation, seen == processes->end() ? Pid{} : seen->pid});
+  }
+  return out;
 }
 
 }  // namespace stasis

@@ -146,4 +146,12 @@ Result<std::vector<JournalEntry>> read_journal();
 Result<std::vector<JournalEntry>> read_journal_in(const std::string& directory,
                                                   const std::string& mark);
 
+// An operation that was killed in another PID namespace whose tools share our state directory, as
+// those of a container may: only a tool there recovers it, as the numbers are of there.
+struct CutShortElsewhere {
+  std::string operation;  // as in JournalRecord
+  Pid seen;               // a process in that namespace, by its number here; 0: none is seen
+};
+std::vector<CutShortElsewhere> cut_short_elsewhere();
+
 }  // namespace stasis

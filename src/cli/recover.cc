@@ -47,6 +47,15 @@ std::string to_text(const RecoverReport& report) {
       report.image_kept ? fmt::format("; the image {} is complete and is kept", report.image) : "");
 }
 
+std::string to_text(const CutShortElsewhere& other) {
+  const std::string what =
+      fmt::format("`{}` was cut short in another PID namespace", operation_name(other.operation));
+  if (other.seen.value == 0)
+    return what + ", which is not seen from here: run `stasis recover --all` there";
+  return fmt::format("{}, that of process {}: run `stasis recover --all` in that container", what,
+                     other.seen.value);
+}
+
 struct RecoverArguments {
   Target target;
   bool all = false;
@@ -89,6 +98,10 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
     context.print(to_json(reports));
   } else if (reports.empty()) {
     context.terminal.out("nothing to recover: no operation was cut short");
+  }
+  if (options.all) {
+    for (const CutShortElsewhere& other : cut_short_elsewhere())
+      context.terminal.note(to_text(other));
   }
   return status;
 }

@@ -148,13 +148,6 @@ void add_jobs_of(uid_t user, const UniqueFd& state, std::vector<JobEntry>& out) 
   }
 }
 
-// 0 if it cannot be seen.
-ino_t pid_namespace_of(Pid pid) {
-  struct stat info {};
-  const std::string path = fmt::format("/proc/{}/ns/pid", pid.value);
-  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
-}
-
 }  // namespace
 
 Result<void> check_job_name(const std::string& name) {
@@ -259,10 +252,10 @@ std::string name_of_job(Pid pid) {
 }
 
 std::optional<JobEntry> job_of(Pid pid, const std::vector<JobEntry>& jobs) {
-  const ino_t its = pid_namespace_of(pid);
+  const ino_t its = proc::pid_namespace_of(pid);
   if (its == 0) return std::nullopt;
   for (const JobEntry& entry : jobs) {
-    if (entry.init.value != 0 && pid_namespace_of(entry.init) == its) return entry;
+    if (entry.init.value != 0 && proc::pid_namespace_of(entry.init) == its) return entry;
   }
   return std::nullopt;
 }
@@ -279,7 +272,9 @@ std::string state_directory_of(const JobEntry& job) {
   return fmt::format("/proc/{}/root{}", job.init.value, job.state_dir);
 }
 
-std::string mark_of(const JobEntry& job) { return fmt::format("@{}", pid_namespace_of(job.init)); }
+std::string mark_of(const JobEntry& job) {
+  return fmt::format("@{}", proc::pid_namespace_of(job.init));
+}
 
 }  // namespace
 

@@ -380,6 +380,20 @@ Result<std::vector<JournalEntry>> read_settled_journal(const Environment& env, P
   }
 }
 
+// What was cut short in a container is in the records of its PID namespace, by its numbers there.
+Error with_other_records(Error error, Pid root) {
+  const proc::ProcFs procfs;
+  const auto its = proc::pid_namespace_of(root);
+  const auto info = procfs.details(root);
+  if (!info || its == 0 || its == proc::pid_namespace_of(Pid{static_cast<int>(::getpid())}))
+    return error;
+  error.remedy = fmt::format(
+      "it is process {} of another PID namespace: if the operation was begun there, run `stasis "
+      "recover {}` in that container{}{}",
+      info->ns_pid, info->ns_pid, error.remedy.empty() ? "" : "; otherwise ", error.remedy);
+  return error;
+}
+
 // Not of one target, and in no operation's way.
 void sweep() {
   sweep_journal();
@@ -412,7 +426,7 @@ Result<RecoverReport> recover(const Environment& env, Pid root) {
   if (!report) {
     // With a record, a target that has ended meanwhile is an answer and no failure.
     if (is_no_program(report.error()) && !out.operation.empty()) return out;
-    return fail(std::move(report.error()));
+    return fail(with_other_records(std::move(report.error()), root));
   }
   for (const ProcessReport& before : out.processes) {
     const bool in_tree =

@@ -462,6 +462,12 @@ bool may_trace(Pid pid) {
          errno == ESRCH;
 }
 
+ino_t pid_namespace_of(Pid pid) {
+  struct stat info {};
+  const std::string path = fmt::format("/proc/{}/ns/pid", pid.value);
+  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
 bool is_shell_job(const std::vector<ProcessInfo>& tree) {
   if (tree.empty()) return false;
   const auto in_tree = [&](int session) {

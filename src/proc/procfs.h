@@ -199,6 +199,12 @@ std::string kernel_release();
 // namespaces).
 bool may_trace(Pid pid);
 
+// By which the kernel tells PID namespaces apart; 0 if that of the process cannot be seen.
+ino_t pid_namespace_of(Pid pid);
+// Of the PID namespace that the machine has started with, in which all processes are seen
+// (PROC_PID_INIT_INO of linux/proc_ns.h).
+inline constexpr ino_t kInitialPidNamespace = 0xEFFFFFFC;
+
 // Does CRIU need to be told that the tree hangs on a terminal of another session (`--shell-job`)?
 // So it is when the root's session leader is outside of the tree, or when the tree has a
 // controlling terminal.

@@ -421,6 +421,41 @@ criu_runs() {
   nothing_left
 }
 
+@test "what was cut short in a container is said by a recover outside of it, and the other way round" {
+  need_root "namespaces"
+  start_target memory --size 20M
+  export INNER_STATUS=$BATS_TEST_TMPDIR/inner
+  # shellcheck disable=SC2016
+  (exec_on_gpu unshare --pid --fork --mount-proc --kill-child bash -c '
+    stasis-workload memory --size 20M --status "$INNER_STATUS" &
+    until [[ -s $INNER_STATUS ]]; do sleep 0.05; done
+    STASIS_FAULT=checkpoint.after:kill stasis suspend -q $! || true
+    touch "$INNER_STATUS.killed"
+    until [[ -e $INNER_STATUS.go ]]; do sleep 0.05; done
+    stasis recover --all >"$INNER_STATUS.said" 2>&1
+    kill $!') </dev/null >"$BATS_TEST_TMPDIR/container.log" 2>&1 3>&- &
+  local container=$!
+  echo "$container" >>"$targets"
+  wait_until 60 test -e "$INNER_STATUS.killed"
+  capture stasis recover --all
+  ((status == 0))
+  assert_contains "$out" "nothing to recover"
+  assert_contains "$err" "\`stasis suspend\` was cut short in another PID namespace, that of process"
+  assert_contains "$err" "run \`stasis recover --all\` in that container"
+  STASIS_FAULT=checkpoint.after:kill capture stasis suspend "$TARGET"
+  touch "$INNER_STATUS.go"
+  wait "$container" || true
+  local said
+  said=$(<"$INNER_STATUS.said")
+  assert_contains "$said" "process 2 (cut short: stasis suspend): 2 is running"
+  assert_contains "$said" "another PID namespace, which is not seen from here"
+  # That namespace is gone, and nothing is left to say of it.
+  capture stasis recover --all
+  assert_contains "$out" "$TARGET is running"
+  [[ $err != *"PID namespace"* ]] || { echo "$err" >&2; false; }
+  nothing_left
+}
+
 # bats test_tags=long
 @test "killed at any moment of a suspend or resume, the process is recovered" {
   start_target memory --size 20M
