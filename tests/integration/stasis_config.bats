@@ -128,4 +128,5 @@ teardown() { end_stasis; }
   STASIS_CONFIG=$folder/fifo not_read
   head -c 70000 /dev/zero >"$folder/large"
   STASIS_CONFIG=$folder/large not_read
+  assert_contains "$err" "is larger than 65536 bytes"
 }
