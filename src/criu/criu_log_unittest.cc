@@ -123,6 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"Can't open file tmp/x on restore: No such file or directory", ErrorCode::kCriuFailed,
               "put the file back"},
         Known{"File tmp/x has bad size 4 (expect 5)", ErrorCode::kCriuFailed, "put back"},
+        Known{"bfd: The bfd buffer is too small", ErrorCode::kCriuFailed, "shorter path"},
         Known{"File lib/x has bad build-ID", ErrorCode::kCriuFailed, "same versions"},
         Known{"Can't dump file 5 of that type [20666] (chr 195:255 /dev/nvidiactl)",
               ErrorCode::kCriuFailed, "CUDA state must be checkpointed"},
