@@ -106,13 +106,11 @@ Result<std::optional<std::string>> read_image_file(int directory, const std::str
   if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) {
     return std::optional<std::string>();
   }
-  // O_NONBLOCK: to open a pipe without a writer would wait for ever.
-  STASIS_TRY_ASSIGN(auto fd, open_file(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
-  if (::fstat(fd.get(), &info) != 0) return fail(errno_error("cannot look at " + name, errno));
-  if (!S_ISREG(info.st_mode)) {
+  auto fd = open_checked(directory, name, O_RDONLY | O_NOFOLLOW, is_regular_file);
+  if (!fd && fd.error().code == ErrorCode::kNotSupported)
     return fail(ErrorCode::kImageCorrupt, name + " of the image is no regular file", kCopyAgain);
-  }
-  STASIS_TRY_ASSIGN(auto text, read_file(fd, name, limit));
+  if (!fd) return fail(std::move(fd.error()));
+  STASIS_TRY_ASSIGN(auto text, read_file(*fd, name, limit));
   return std::optional<std::string>(std::move(text));
 }
 

@@ -52,7 +52,8 @@ std::optional<std::string_view> body_of(const std::string& text) {
 }
 
 Result<std::string> read_core(const UniqueFd& criu_dir, const std::string& name) {
-  STASIS_TRY_ASSIGN(auto file, open_file(criu_dir.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+  STASIS_TRY_ASSIGN(auto file,
+                    open_checked(criu_dir.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file));
   return read_file(file, name, kLargestCore);
 }
 

@@ -28,9 +28,8 @@ constexpr std::uint64_t kRemapLinked = 0;
 constexpr std::size_t kMostBytes = 64 << 20;
 
 std::string read_image(const UniqueFd& dir, const std::string& name) {
-  auto file = open_file(dir.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  struct stat info {};
-  if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  auto file = open_checked(dir.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file);
+  if (!file) return {};
   auto text = read_file(*file, name, kMostBytes);
   return text ? std::move(*text) : std::string();
 }

@@ -79,9 +79,8 @@ CriuLog CriuLog::parse(std::string_view text) {
 }
 
 CriuLog CriuLog::read(const UniqueFd& directory, const std::string& name) {
-  auto file = open_file(directory.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  struct stat info = {};
-  if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  auto file = open_checked(directory.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file);
+  if (!file) return {};
   return read(*file).value_or(CriuLog());
 }
 

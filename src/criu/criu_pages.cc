@@ -21,9 +21,8 @@ constexpr std::uint32_t kPagemapMagic = 0x56084025;
 constexpr unsigned char kPagesId = 0x08;  // field 1, a varint
 
 std::optional<std::uint32_t> pages_id(const UniqueFd& dir, const std::string& pagemap) {
-  auto file = open_file(dir.get(), pagemap, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  struct stat info = {};
-  if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  auto file = open_checked(dir.get(), pagemap, O_RDONLY | O_NOFOLLOW, is_regular_file);
+  if (!file) return std::nullopt;
   std::array<unsigned char, 18> head{};
   if (::pread(file->get(), head.data(), head.size(), 0) < 14) return std::nullopt;
   std::array<std::uint32_t, 3> words{};

@@ -14,6 +14,8 @@
 #include <memory>
 #include <string_view>
 
+#include <fmt/format.h>
+
 namespace stasis {
 namespace {
 
@@ -128,10 +130,13 @@ Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path
 
 Result<UniqueFd> open_regular(const UniqueFd& directory, const std::string& path,
                               struct stat& info) {
-  auto file = open_beneath(directory, path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file) return fail(of_image(std::move(file.error())));
-  if (::fstat(file->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  auto place = open_beneath(directory, path, O_PATH | O_NOFOLLOW);
+  if (!place) return fail(of_image(std::move(place.error())));
+  if (::fstat(place->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
   if (!S_ISREG(info.st_mode)) return corrupt_image(path + " is no regular file");
+  const std::string same = fmt::format("/proc/self/fd/{}", place->get());
+  UniqueFd file(::open(same.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!file.valid()) return fail(of_image(beneath_error(path, errno)));
   return file;
 }
 

@@ -1,6 +1,7 @@
 // Writer and reader together, on a real file system.
 // Long because each case writes and reads an image with the same fixture.
 #include <fcntl.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -383,6 +384,19 @@ TEST_F(ImageTest, EveryDamageIsFoundAndNamed) {
   fs::rename(image_ + "/manifest.json", dir_ / "moved");
   fs::create_symlink(dir_ / "moved", image_ + "/manifest.json");
   expect_corrupt("manifest.json");
+}
+
+// A device does something when it is opened, and a pipe tells its other end.
+TEST_F(ImageTest, WhatIsNoRegularFileIsNotOpened) {
+  make_image();
+  fs::remove(image_ + "/manifest.json");
+  ASSERT_EQ(::mkfifo((image_ + "/manifest.json").c_str(), 0600), 0);
+  const UniqueFd watch(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  ASSERT_GE(::inotify_add_watch(watch.get(), (image_ + "/manifest.json").c_str(), IN_OPEN), 0);
+  EXPECT_THAT(ImageReader::open(image_).error().message, testing::HasSubstr("is no regular file"));
+  EXPECT_FALSE(ImageWriter::create(image_, true));
+  std::array<char, 256> events{};
+  EXPECT_LT(::read(watch.get(), events.data(), events.size()), 0) << "it was opened";
 }
 
 TEST_F(ImageTest, AKilledWriterLeavesNoImageAndNoHarm) {

@@ -67,13 +67,9 @@ Result<UniqueFd> make_directory(const UniqueFd& parent, const std::string& name,
 // with its own checksum; one of a newer format does, too.
 Result<void> is_image(const UniqueFd& dir) {
   struct stat info = {};
-  auto file =
-      open_beneath(dir, manifest_format::kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+  auto file = open_regular(dir, manifest_format::kName, info);
   if (!file) {
     return fail(ErrorCode::kImageIncomplete, "it has no manifest.json that can be opened");
-  }
-  if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return fail(ErrorCode::kImageCorrupt, "its manifest.json is no regular file");
   }
   // The file that was checked: another may have its name by now.
   STASIS_TRY_ASSIGN(auto text, read_file(*file, manifest_format::kName, manifest_format::kMaxText));

@@ -259,7 +259,7 @@ Result<void> Images::note_done(const std::string& word,
 }
 
 bool Images::is_done(const std::string& word, const std::vector<std::string>& command) const {
-  auto file = open_file(dir_.get(), done_name(word), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  auto file = open_checked(dir_.get(), done_name(word), O_RDONLY | O_NOFOLLOW, is_regular_file);
   if (!file) return false;
   const auto text = read_file(*file, path_, kMostCommand);
   if (!text) return false;

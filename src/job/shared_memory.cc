@@ -263,9 +263,7 @@ class Restorer {
     STASIS_TRY(clear());
     if (::faccessat(from_.get(), kIndex, F_OK, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
       return {};
-    STASIS_TRY_ASSIGN(
-        auto file, open_file(from_.get(), kIndex, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
-    STASIS_TRY(check_regular(file, kIndex));
+    STASIS_TRY_ASSIGN(auto file, open_of_image(kIndex));
     STASIS_TRY_ASSIGN(auto text, read_file(file, kIndex, kMostIndex));
     JsonReader::Problem problem;
     const auto index = JsonReader::read<ShmIndex>(parse_json(text), problem);
@@ -292,10 +290,11 @@ class Restorer {
                 "take another image");
   }
 
-  static Result<void> check_regular(const UniqueFd& file, const char* name) {
-    struct stat info {};
-    if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) return {};
-    return corrupt(fmt::format("{} is no regular file", name));
+  Result<UniqueFd> open_of_image(const char* name) const {
+    auto file = open_checked(from_.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file);
+    if (!file && file.error().code == ErrorCode::kNotSupported)
+      return corrupt(fmt::format("{} is no regular file", name));
+    return file;
   }
 
   Result<void> clear() {
@@ -388,9 +387,7 @@ class Restorer {
   Result<void> copy(const UniqueFd& file, std::uint64_t to, std::uint64_t bytes, std::uint64_t from,
                     const std::string& path) {
     if (!content_.valid()) {
-      STASIS_TRY_ASSIGN(auto opened, open_file(from_.get(), kContent,
-                                               O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
-      STASIS_TRY(check_regular(opened, kContent));
+      STASIS_TRY_ASSIGN(auto opened, open_of_image(kContent));
       content_ = std::move(opened);
     }
     buffer_.resize(kPieceBytes);

@@ -79,9 +79,8 @@ Result<std::vector<ImageLog>> find_image_logs(const std::string& images_dir) {
 }
 
 Result<UniqueFd> open_image_log(const ImageLog& log) {
-  auto file = open_file(AT_FDCWD, log.path(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  struct stat info = {};
-  if (file && (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)))
+  auto file = open_checked(AT_FDCWD, log.path(), O_RDONLY | O_NOFOLLOW, is_regular_file);
+  if (!file && file.error().code == ErrorCode::kNotSupported)
     return fail(ErrorCode::kIo, log.path() + " is no regular file", "see what has replaced it");
   return file;
 }
