@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -363,6 +364,15 @@ Result<void> StateGuard::undo() {
   auto done = process->bring_to(initial_, kUndoLockTimeout);
   if (done || !process->alive() || done.error().code == ErrorCode::kProcessGone) return {};
   auto now = process->cuda_state();
+  // By exec it becomes another program at any moment, and answers nothing in the midst of that.
+  constexpr std::chrono::milliseconds kExec{300};
+  constexpr std::chrono::milliseconds kPoll{10};
+  const auto deadline = std::chrono::steady_clock::now() + kExec;
+  while (!now && process->alive() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kPoll);
+    now = process->cuda_state();
+  }
+  if (now && !*now) return {};
   // Only the last question had failed. In a process that runs, threads may be held all the same.
   if (now && *now == initial_ && (initial_ == CudaState::kCheckpointed || process->let_go_on())) {
     return {};

@@ -302,6 +302,17 @@ TEST_F(ProcessTest, GuardUndoesOnceAndMoves) {
   EXPECT_EQ(driver_.state_of(child_.pid()), CudaState::kLocked) << "undone once is undone";
 }
 
+// By exec, as soon as its threads run: nothing of it is left to bring back.
+TEST_F(ProcessTest, GuardHasNothingToDoWhereItBecameAnotherProgram) {
+  Process process = open();
+  StateGuard guard(process, CudaState::kRunning);
+  ASSERT_TRUE(process.bring_to(CudaState::kCheckpointed));
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action == Action::kUnlock) driver_.remove(child_.pid());
+  };
+  EXPECT_TRUE(guard.undo());
+}
+
 TEST_F(ProcessTest, GuardSaysWhatItCouldNotDo) {
   Process process = open();
   StateGuard guard(process, CudaState::kRunning);
