@@ -157,6 +157,17 @@ ends_right() {
     cycle_by driver
     target_verifies
   done
+  start_target torture
+  attaches
+  (($(left small) > 0 && $(left shared-area) > 0))
+  start_target pool --size 8M
+  attaches
+  (($(left other) > 0))
+}
+
+# bats test_tags=long
+@test "memory of several streams and contexts is the agent's afterwards" {
+  local kind
   for kind in streams contexts; do
     start_target "$kind" --size 256M
     attaches
@@ -165,12 +176,6 @@ ends_right() {
     cycle_by direct $((250 << 20))
     target_verifies
   done
-  start_target torture
-  attaches
-  (($(left small) > 0 && $(left shared-area) > 0))
-  start_target pool --size 8M
-  attaches
-  (($(left other) > 0))
 }
 
 @test "workers that a program has forked go on, and are dumped with it" {
@@ -443,6 +448,7 @@ attach_under_load() {
   assert_equal "$(path_in_ps)" driver
 }
 
+# bats test_tags=long
 @test "consent given wrongly ends a graph with a copy to the host as the driver does" {
   start_target graph-host --size 96M
   refused 8 not-supported attach "$TARGET" --watch 4s

@@ -75,6 +75,7 @@ phases() { json '[p["name"] for p in d["phases"]]'; }
   restored_verifies
 }
 
+# bats test_tags=long
 @test "a tool or a mover that is killed while zeros are looked for leaves a program that goes on" {
   local point
   start_sparse

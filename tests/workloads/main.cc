@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
       ->type_name("BYTES");
   app.add_option("--size", options.size, "device memory, of kind host of the host's, e.g. 16G")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--pause-ms", options.pause_ms, "between two rounds")->capture_default_str();
+  app.add_option("--pause-ms", options.pause_ms, "between two rounds [40, or more]");
   app.add_option("--busy-ms", options.busy_ms, "how long a long kernel runs");
   app.add_option(
       "--ahead-ms", options.ahead_ms,

@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -31,6 +32,14 @@ std::uint64_t random_seed() {
     die(1, std::string("cannot get a random seed: ") + std::strerror(errno));
   }
   return seed;
+}
+
+// Of all threads, in nanoseconds.
+std::uint64_t processor_time() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_nsec);
 }
 
 }  // namespace
@@ -61,9 +70,21 @@ void Run::finish() {
   if (verified_ + 1 != round_) mismatch("this round was already verified");
   verified_ = round_;
   if (status_.valid()) heartbeat();
-  if (options_.pause_ms == 0 || stop_requested()) return;
-  const timespec pause{options_.pause_ms / 1000, (options_.pause_ms % 1000) * 1'000'000L};
+  const std::uint64_t nanoseconds = pause();
+  used_ = processor_time();
+  if (nanoseconds == 0 || stop_requested()) return;
+  const timespec pause{static_cast<time_t>(nanoseconds / 1'000'000'000),
+                       static_cast<long>(nanoseconds % 1'000'000'000)};
   nanosleep(&pause, nullptr);  // a signal may end it early
+}
+
+std::uint64_t Run::pause() const {
+  constexpr std::uint64_t kLeast = 40'000'000;
+  constexpr std::uint64_t kMost = 250'000'000;
+  if (options_.pause_ms) return std::uint64_t{*options_.pause_ms} * 1'000'000;
+  // In a restored process it begins anew.
+  const std::uint64_t now = processor_time();
+  return std::clamp(3 * (now > used_ ? now - used_ : 0), kLeast, kMost);
 }
 
 void Run::pause_ahead() const {

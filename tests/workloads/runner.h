@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/fd.h"
@@ -25,8 +26,10 @@ struct Options {
   std::uint64_t size = 0;    // bytes of device memory, of kind host of the host's; 0: its default
   std::uint64_t still = 0;   // kind memory: bytes besides that stay as they are
   std::uint64_t zeros = 0;   // kind memory: bytes besides, of which all but a little are zeros
-  std::uint32_t pause_ms = 40;  // between two rounds
-  std::uint32_t busy_ms = 0;    // of each long kernel; 0: the kind's own default
+  // Between two rounds; none given: some, and more where a round takes much of a processor, which
+  // the tests that run beside need.
+  std::optional<std::uint32_t> pause_ms;
+  std::uint32_t busy_ms = 0;  // of each long kernel; 0: the kind's own default
   // Kind collective: by how much the first rank is ahead; kinds graph...: other work of the launch.
   std::uint32_t ahead_ms = 0;
   std::uint32_t own_us = 0;  // kind poll: work between two questions
@@ -90,8 +93,10 @@ class Run {
 
  private:
   void heartbeat();
+  std::uint64_t pause() const;
 
   Options options_;
+  std::uint64_t used_ = 0;  // processor time at the end of the last round, in nanoseconds
   UniqueFd status_;
   std::uint64_t round_ = 0;
   std::uint64_t verified_ = 0;

@@ -57,8 +57,9 @@ void supervise(Run& run, const std::vector<std::vector<std::string>>& programs) 
     // What an earlier program's child has left there says nothing of this one.
     (void)::unlink(files.back().c_str());
     std::vector<std::string> arguments = program;
-    arguments.insert(arguments.end(),
-                     {"--status", files.back(), "--pause-ms", std::to_string(options.pause_ms)});
+    arguments.insert(arguments.end(), {"--status", files.back()});
+    if (options.pause_ms)
+      arguments.insert(arguments.end(), {"--pause-ms", std::to_string(*options.pause_ms)});
     if (options.size != 0) {
       arguments.insert(arguments.end(), {"--size", std::to_string(options.size)});
     }
