@@ -358,7 +358,8 @@ void Group::note_use(Pid pid, const std::vector<GpuUse>& use) {
   if (total_bytes(use) >= total_bytes(known)) known = use;
 }
 
-Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere) {
+Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere,
+                                      const std::map<Pid, std::uint64_t>& at_least) {
   auto use = driver_->memory_by_process();
   if (!use) return {};
   std::uint64_t to_move = 0;
@@ -382,6 +383,10 @@ Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewh
     if (const auto gone = elsewhere.find(it->first); gone != elsewhere.end()) {
       bytes -= std::min(bytes, gone->second);
       least -= std::min(least, gone->second);
+    }
+    if (const auto known = at_least.find(it->first); known != at_least.end()) {
+      bytes = std::max(bytes, known->second);
+      least = std::max(least, known->second);
     }
     if (bytes == 0) continue;
     to_move += bytes;

@@ -106,8 +106,10 @@ class Group {
   // checkpointed: roll back.
   Result<void> checkpoint(Progress& progress, const Interrupt& interrupt);
   // That comparison alone; checkpoint() makes it. Also notes what is used on the GPUs. `elsewhere`:
-  // bytes that will not go into the memory of this host.
-  Result<void> check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere = {});
+  // bytes that will not go into the memory of this host; `at_least`: that will, whatever the driver
+  // says.
+  Result<void> check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere = {},
+                                 const std::map<Pid, std::uint64_t>& at_least = {});
   // Restores every checkpointed CUDA process, in parallel, whatever it was initially.
   Result<void> restore(std::span<const GpuPair> pairs, Progress& progress);
   // Unlocks every locked CUDA process. One that ends meanwhile is no failure.

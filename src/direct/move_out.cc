@@ -203,9 +203,16 @@ class MoveOut {
   Result<void> prepare() {
     const bool buffers = options_.image == nullptr;
     // Before the buffers, which count as memory that is free until they are touched.
-    const auto room_for_all = buffers ? group_.check_host_memory() : Result<void>();
+    auto room_for_all = buffers ? group_.check_host_memory() : Result<void>();
     STASIS_TRY(agents_.prepare(env_.driver, buffers));
     if (agents_.empty()) return {};
+    // A buffer is as large as what its program has by then, which may have taken more in between.
+    if (buffers && room_for_all) {
+      std::map<Pid, std::uint64_t> sizes;
+      for (const auto& agent : agents_)
+        sizes[agent.pid()] = agent.bytes();
+      room_for_all = group_.check_host_memory({}, sizes);
+    }
     // For one process: several would be stopped together once more.
     surveys_ = buffers && agents_.size() == 1 && agents_.bytes() >= survey_from() &&
                !agents_.have_few_zeros();
