@@ -31,7 +31,7 @@ std::vector<Tid> stopped_threads_with_tiles(Pid pid) {
 }
 
 Error refusal_of_tiles(Pid pid, const std::vector<Tid>& threads) {
-  return refusal(
+  Error error = refusal(
       {"amx-tiles", Severity::kRed, pid,
        fmt::format("process {} is in the middle of a computation with AMX (thread {}{}), and CRIU "
                    "does not save its tiles",
@@ -40,6 +40,9 @@ Error refusal_of_tiles(Pid pid, const std::vector<Tid>& threads) {
        "dump once more; if that is always so, have the program release its tiles (_tile_release) "
        "when it has computed, or run without AMX (ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16)"},
       ErrorCode::kBusy);
+  // Between two computations there are none.
+  error.retry = Retry::kSame;
+  return error;
 }
 
 }  // namespace stasis::proc

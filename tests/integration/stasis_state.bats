@@ -158,6 +158,7 @@ del k["processor_state"]; k["deny_new_code"] = 1 << 30'
     # shellcheck disable=SC2086
     refused 7 busy dump "$TARGET" --images-dir "$image" $way
     assert_contains "$err" "is in the middle of a computation with AMX"
+    assert_contains "$err" "the dump is tried again"
     script_goes_on
     no_image
   done
