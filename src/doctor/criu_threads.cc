@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -106,26 +107,27 @@ bool share_surely(int what, Pid one, Pid other) {
   return ::syscall(SYS_kcmp, one.value, other.value, what, 0, 0) == 0;
 }
 
-// Not only from its vfork(2) to its execve(2).
-bool share_memory_for_long(Pid one, Pid other) {
-  constexpr int kLooks = 5;
-  constexpr std::chrono::milliseconds kBetween{20};
-  for (int look = 0; look < kLooks; ++look) {
-    if (look > 0) std::this_thread::sleep_for(kBetween);
-    if (!share_surely(KCMP_VM, one, other)) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 void probe_shared_processes(const Processes& processes, Signs& out) {
+  constexpr int kMoreLooks = 4;
+  constexpr std::chrono::milliseconds kBetween{20};
+  std::vector<const proc::ProcessInfo*> sharing;
   for (const proc::ProcessInfo& info : processes) {
     if (&info == &processes.front() || info.has_ended()) continue;
-    const std::string parent = fmt::format("process {}", info.parent.value);
-    if (share_surely(KCMP_FS, info.pid, info.parent)) out.add(info.pid, kSharedDirectory, parent);
-    if (share_memory_for_long(info.pid, info.parent)) out.add(info.pid, kSharedMemory, parent);
+    if (share_surely(KCMP_FS, info.pid, info.parent))
+      out.add(info.pid, kSharedDirectory, fmt::format("process {}", info.parent.value));
+    if (share_surely(KCMP_VM, info.pid, info.parent)) sharing.push_back(&info);
   }
+  // Not only from its vfork(2) to its execve(2). All at once: a tree can have thousands.
+  for (int look = 0; look < kMoreLooks && !sharing.empty(); ++look) {
+    std::this_thread::sleep_for(kBetween);
+    std::erase_if(sharing, [](const proc::ProcessInfo* info) {
+      return !share_surely(KCMP_VM, info->pid, info->parent);
+    });
+  }
+  for (const proc::ProcessInfo* info : sharing)
+    out.add(info->pid, kSharedMemory, fmt::format("process {}", info->parent.value));
 }
 
 void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
