@@ -57,6 +57,8 @@ constexpr std::uint64_t kTableBytes = 2048;
 constexpr std::size_t kMostAskedThreads = 64;
 // Of those that ask at the same time.
 constexpr unsigned kMostAskers = 8;
+// Of /proc/PID/smaps: of some 40,000 mappings.
+constexpr std::size_t kMostLines = 1'000'000;
 
 constexpr std::uint64_t word(long value) { return static_cast<std::uint64_t>(value); }
 
@@ -384,7 +386,9 @@ std::uint64_t locked_and_not_there(std::istream& smaps) {
       (void)std::from_chars(line.data() + digit, line.data() + line.size(), number);
     return number << 10;
   };
-  for (std::string line; std::getline(smaps, line);) {
+  // A program can have millions of mappings, and stands still meanwhile.
+  std::size_t lines = 0;
+  for (std::string line; lines < kMostLines && std::getline(smaps, line); ++lines) {
     if (!line.empty() && (line.front() < 'A' || line.front() > 'Z')) {
       const auto space = line.find(' ');
       // No page of one that nothing may read is ever there.

@@ -38,7 +38,8 @@ AskedStates ask_processes(Pid root);
 bool limits_speculation(std::string_view status);
 
 // Of a text of /proc/PID/smaps: the bytes that are locked and not there, as mlock2(MLOCK_ONFAULT)
-// leaves them until they are used. CRIU locks them with all of their pages.
+// leaves them until they are used; of the first million lines. CRIU locks them with all of their
+// pages.
 std::uint64_t locked_and_not_there(std::istream& smaps);
 
 // kUndumpable if any is in a Landlock domain, which a restore would take from it: no call

@@ -58,12 +58,10 @@ TEST(AskedState, SpeculationIsToldWhereItIsTheThreadsChoice) {
   EXPECT_TRUE(limits_speculation(before + "vulnerable" + after + "conditional disabled\n"));
 }
 
-}  // namespace
 TEST(AskedState, LockedMemoryThatIsNotThereIsCounted) {
   std::istringstream smaps(
-      "7f0000000000-7f0040000000 rw-p 00000000 00:00 0\nSize:            1048576 kB\nRss:          "
-      "         "
-      "4 kB\nSwap:                  8 kB\nVmFlags: rd wr mr mw me lo ac\n"
+      "7f0000000000-7f0040000000 rw-p 00000000 00:00 0\nSize:            1048576 kB\nRss:      4 "
+      "kB\nSwap:                  8 kB\nVmFlags: rd wr mr mw me lo ac\n"
       // All there; not locked; of which nothing can be there.
       "7f0040000000-7f0040001000 rw-p 00000000 00:00 0\nSize: 4 kB\nRss: 4 kB\nVmFlags: rd wr lo\n"
       "7f0050000000-7f0050001000 rw-p 00000000 00:00 0\nSize: 4 kB\nRss: 0 kB\nVmFlags: rd wr mr\n"
@@ -72,4 +70,5 @@ TEST(AskedState, LockedMemoryThatIsNotThereIsCounted) {
   EXPECT_EQ(locked_and_not_there(smaps), (1048576ULL - 12) << 10);
 }
 
+}  // namespace
 }  // namespace stasis
