@@ -229,6 +229,8 @@ int run(int argc, char** argv, const Inherited& inherited) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   take_words_for_options(words);
   context.command = take_command(app, words);
+  // Also for what is wrong with the others.
+  if (std::find(words.begin(), words.end(), "--log-json") != words.end()) terminal.begin_log();
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   const Configuration configuration = read_configuration(app);
   ConfiguredDefaults defaults(app, configuration.values);
@@ -255,7 +257,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
     auto of_a_file = configuration_error(app, defaults, configuration, std::move(words), error);
     return report_error(context, of_a_file ? *of_a_file : usage_error(app, error));
   }
-  if (log_json) terminal.begin_log();
+  if (log_json) terminal.begin_log();  // also by a file
   terminal.set_quiet(quiet || (context.json && !log_json));
   terminal.set_verbose(context.verbose);
   for (const ConfigFile& file : configuration.files) {

@@ -188,7 +188,7 @@ void Terminal::out_marked(const std::string& text, std::size_t length, Colour co
 
 void Terminal::begin_log() {
   const std::scoped_lock lock(mutex_);
-  log_.emplace();
+  if (!log_) log_.emplace();
   tty_ = false;
 }
 
