@@ -30,10 +30,6 @@ stasis_error& out_of_memory() {
 }
 [[maybe_unused]] const stasis_error& made_when_loaded = out_of_memory();
 
-}  // namespace
-
-namespace {
-
 sigset_t file_size_signal() {
   sigset_t set;
   ::sigemptyset(&set);

@@ -1,10 +1,10 @@
 // Keeps criu from a thread in the middle of a computation with AMX.
 //
-// Before CRIU 4.2 runs code of its own in a thread it asks the kernel for the state of the thread's
-// processor (get_task_xsave() of compel/arch/x86/src/lib/infect.c), and afterwards gives that back,
-// but without AMX's tiles: a thread that had some goes on with none, and ends by SIGILL or computes
-// something else, whatever becomes of the dump. So the answer is an error where there are tiles.
-// criu then ends its dump and has not touched the thread.
+// CRIU 4.2.1 runs code of its own in threads. It first asks the kernel for the state of the
+// thread's processor (get_task_xsave() of compel/arch/x86/src/lib/infect.c) and later gives that
+// back, without AMX's tiles: a thread that had some ends by SIGILL or computes something else,
+// whatever becomes of the dump. So this library answers the question with an error where there are
+// tiles, and criu ends its dump before it has touched the thread.
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
