@@ -1,13 +1,11 @@
 """The agent for programs that already run (docs/adr/0053-attach.md): comes, takes their memory, and nothing is lost."""
 
-import os
-
 from . import case_torch
+from .case_direct_programs import framework, medians, through_everything, train
+from .case_groups import TRANSPORTS, start_job
 from .core import case, expect, expect_equal
 
 NEEDS = ("program stasis", "program stasis-workload", "root")
-SUSPENDS = 20
-DUMPS = 5
 LEAST_SHARE = 0.95  # of PyTorch's bytes
 KINDS = ("memory", "threads", "torture", "streams", "contexts", "pool", "vmm", "pinned", "graph")
 
@@ -63,46 +61,52 @@ def graphs(machine):
     return {"note": "refused"}
 
 
-def still_trains(target):
-    return len(case_torch.losses(target)) < case_torch.STEPS - 15
-
-
-def again_and_again(machine, target, figures):
-    """Suspends, and dumps that leave it running, for as long as it trains."""
-    figures["suspend_seconds"], figures["resume_seconds"], figures["dump_seconds"] = [], [], []
-    for _ in range(SUSPENDS):
-        if not still_trains(target):
-            break
-        done = machine.stasis("suspend", target.pid, "--json").must_succeed()
-        expect_equal(done.json()["path"], "direct", "path")
-        figures["suspend_seconds"].append(done.seconds)
-        figures["resume_seconds"].append(machine.stasis("resume", target.pid).must_succeed().seconds)
-    for number in range(DUMPS):
-        if not still_trains(target):
-            break
-        images = os.path.join(machine.work, f"image-{number}")
-        done = machine.stasis("dump", target.pid, "--images-dir", images, "--leave-running").must_succeed()
-        figures["dump_seconds"].append(done.seconds)
-        machine.run("rm", "-rf", images)
+def said(figures):
+    one = figures["attach"]
+    return (f"attached in {one['seconds']:.2f} s, still {one['standstill']:.2f} s, {share_of(one):.1%} of "
+            f"{(sum(one['left'].values()) + one['converted']) / 2**30:.1f} GiB; {figures['note']}")
 
 
 @case("attach.torch", simulated=False, needs=NEEDS + ("criu",))
 def torch(machine):
     """PyTorch with its own allocator: the agent comes after it has trained, then suspends and dumps, losses equal."""
-    version = case_torch.require_torch(machine)
-    target = case_torch.start(machine, "attached")
-    case_torch.wait_step(target, 10)
-    figures = {"attach": attach(machine, target.pid, "--watch", "1s")}
+    figures = train(machine, [], 8, attach=lambda machine, pid: attach(machine, pid, "--watch", "1s"))
     expect(share_of(figures["attach"]) >= LEAST_SHARE, f"too little is the agent's: {figures['attach']}")
-    held = len(case_torch.losses(target))
-    case_torch.wait_step(target, held + 5)
-    again_and_again(machine, target, figures)
-    compared = case_torch.compare(machine, version, case_torch.finish(target), figures)
-    one = figures["attach"]
-    compared["note"] = (f"attached in {one['seconds']:.2f} s, still {one['standstill']:.2f} s, "
-                        f"{share_of(one):.1%} of {sum(one['left'].values()) + one['converted'] >> 20} MiB; "
-                        f"{len(figures['suspend_seconds'])} suspends, {len(figures['dump_seconds'])} dumps; " + compared["note"])
-    return compared
+    return {**figures, "note": said(figures)}
+
+
+def loop(machine, kind, rounds_before=5, env=None):
+    """One of the loops that verify themselves. JAX and CuPy may launch graphs: the word of consent is given."""
+    figures = framework(machine, kind, 2, rounds_before, env,
+                        attach=lambda machine, pid: attach(machine, pid, "--graphs-are-safe"))
+    return {**figures, "note": said(figures)}
+
+
+case("attach.jax", simulated=False, needs=NEEDS + ("criu",))(
+    lambda machine: loop(machine, "jax", 55, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                                              "XLA_FLAGS": "--xla_gpu_enable_command_buffer="}))
+for one in ("cupy", "transformers"):
+    case(f"attach.{one}", simulated=False, needs=NEEDS + ("criu",))(lambda machine, kind=one: loop(machine, kind))
+
+
+@case("attach.nccl", simulated=False, needs=NEEDS + ("two gpus", "criu"))
+def nccl(machine):
+    """Two ranks with NCCL's defaults hold imported memory: refused with the reason, and they run on."""
+    target = start_job(machine, "defaults", {})
+    attempt = machine.stasis("attach", target.pid)
+    expect_equal(attempt.status, 8, f"status ({attempt.brief()})")
+    target.wait_rounds(5)
+    return {"said": attempt.err, "note": f"refused; {target.finish()} rounds of sums"}
+
+
+@case("attach.nccl.shared_memory", simulated=False, needs=NEEDS + ("two gpus", "criu"))
+def nccl_without_imports(machine):
+    """Two ranks that share memory of the host only get the agent in the middle of their collectives."""
+    target = start_job(machine, "shared_memory", TRANSPORTS["shared_memory"])
+    figures = {"attach": attach(machine, target.pid, "--graphs-are-safe")}
+    figures.update(through_everything(machine, target, target.rounds, 2, dump_options=["--tcp-established"]))
+    figures["note"] = f"{target.finish()} rounds of sums; {medians(figures)}"
+    return {**figures, "note": said(figures)}
 
 
 @case("attach.torch_workers", simulated=False, needs=NEEDS + ("criu",))

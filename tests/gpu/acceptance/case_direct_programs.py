@@ -87,7 +87,8 @@ def finish_training(target):
     return case_torch.losses(target)
 
 
-def train(machine, how, gib, env=None):
+def train(machine, how, gib, env=None, attach=None):
+    """With `attach`, the program begins without the agent, and that gives it one."""
     version = case_torch.require_torch(machine)
     env = {**machine.target_env(), "TORCHINDUCTOR_COMPILE_THREADS": "1",
            "TORCHINDUCTOR_CACHE_DIR": os.path.join(machine.work, "compiled"), **(env or {})}
@@ -96,11 +97,12 @@ def train(machine, how, gib, env=None):
         return [sys.executable, case_torch.TRAIN, "--losses", os.path.join(machine.work, name + ".losses"), "--gib", gib,
                 *how, *options]
 
-    target = run_under_agent(machine, argv("disturbed", "--steps", 1000000, "--pause-ms", 20), "disturbed", env)
+    begin = Target if attach else run_under_agent
+    target = begin(machine, list(map(str, argv("disturbed", "--steps", 1000000, "--pause-ms", 20))), "disturbed", env)
     target.losses = os.path.join(machine.work, "disturbed.losses")
     case_torch.wait_step(target, 20)
-
-    figures = through_everything(machine, target, lambda: torch_steps(target))
+    attached = {"attach": attach(machine, target.pid)} if attach else {}
+    figures = {**attached, **through_everything(machine, target, lambda: torch_steps(target))}
     os.kill(target.pid, 15)
     found = finish_training(target)
     # Without the agent too: what it serves must not change a bit.
@@ -177,14 +179,16 @@ for one in TRANSPORTS:
 
 # --- JAX, CuPy, Numba and Transformers: loops that verify themselves
 
-def framework(machine, kind, gib, rounds_before=5, env=None, options=()):
-    words = [sys.executable, LOOPS, kind, "--status", "{status}", "--gib", gib, *options]
-    target = run_under_agent(machine, words, kind, {**machine.target_env(), **(env or {})})
+def framework(machine, kind, gib, rounds_before=5, env=None, options=(), attach=None):
+    words = [sys.executable, LOOPS, kind, "--status", "{status}", "--gib", str(gib), *options]
+    begin = Target if attach else run_under_agent
+    target = begin(machine, words, kind, {**machine.target_env(), **(env or {})})
     try:
         target.wait_rounds(rounds_before)
     except Failure as reason:
         raise Failure(f"before the first suspend: {reason}") from reason
-    figures = through_everything(machine, target, target.rounds)
+    attached = {"attach": attach(machine, target.pid)} if attach else {}
+    figures = {**attached, **through_everything(machine, target, target.rounds)}
     rounds = target.finish()
     figures["note"] = (f"{target.output().splitlines()[0]}: {rounds} rounds verified, "
                        f"{figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
