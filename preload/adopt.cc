@@ -6,6 +6,10 @@
 // driver's hands when it is freed, so it is left alone. If an address cannot be had all the same,
 // the block goes back to the driver there, with its content (H100, 580.159.04: 161 of PyTorch's 162
 // segments were taken, and one went back).
+//
+// What the program has made by cuMemCreate, and may be exported, stays where it is: the agent
+// learns of it, its mapping and its handles. An import of another process's is never exportable, so
+// that it is not taken for the program's own.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -33,12 +37,18 @@ constexpr std::uint64_t kMostQuestions = std::uint64_t{4} << 20;
 // How often the driver is asked for a block until it gives that address.
 constexpr int kMostTries = 256;
 
+enum class Kind {
+  kPlain,    // of cuMemAlloc, this process's own
+  kProgram,  // of cuMemCreate, this process's own, that a mover can have
+  kOther,
+};
+
 struct Piece {
   CUdeviceptr start = 0;
   std::size_t size = 0;
   CUcontext context = nullptr;
   CUdevice device = 0;
-  bool is_plain = false;  // of cuMemAlloc, this process's own
+  Kind kind = Kind::kOther;
   bool has_sync_memops = false;
 };
 
@@ -49,13 +59,21 @@ std::vector<Piece>& pieces() {
 
 Outcome failed(CUresult result, const char* what) { return {result, what}; }
 
+// For questions that only a thread with a context may ask. Null if none is known.
+CUcontext any_context() {
+  const TablesLock lock;
+  const auto& contexts = tables().contexts;
+  return contexts.empty() ? nullptr : contexts.begin()->first;
+}
+
+// Of memory that the program has made itself, with a context current.
 bool ask(CUdeviceptr at, Piece& piece) {
   CUpointer_attribute numbers[] = {
       CU_POINTER_ATTRIBUTE_CONTEXT,          CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
       CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
       CU_POINTER_ATTRIBUTE_IS_MANAGED,       CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
       CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,   CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-      CU_POINTER_ATTRIBUTE_SYNC_MEMOPS};
+      CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,      CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES};
   std::uint64_t values[std::size(numbers)] = {};
   void* places[std::size(numbers)];
   for (std::size_t i = 0; i < std::size(numbers); ++i)
@@ -68,8 +86,16 @@ bool ask(CUdeviceptr at, Piece& piece) {
   piece.context = reinterpret_cast<CUcontext>(values[0]);
   piece.device = static_cast<int>(static_cast<std::uint32_t>(values[6]));
   piece.has_sync_memops = static_cast<std::uint32_t>(values[8]) != 0;
-  piece.is_plain = values[1] == CU_MEMORYTYPE_DEVICE && values[4] == 0 && values[5] == 0 &&
-                   (values[7] & 0xff) != 0;
+  const bool is_simple = values[1] == CU_MEMORYTYPE_DEVICE &&
+                         static_cast<std::uint32_t>(values[4]) == 0 && values[5] == 0;
+  if (is_simple && (values[7] & 0xff) != 0) piece.kind = Kind::kPlain;
+  if (!is_simple || piece.context || piece.kind == Kind::kPlain) return true;
+  // Of virtual memory the range is all that is reserved around the mapping.
+  const auto found = driver().cuMemGetAddressRange_v2(&piece.start, &piece.size, at);
+  if (found != CUDA_SUCCESS || piece.start > at || at - piece.start >= piece.size)
+    piece = {at / kStep * kStep, kStep, nullptr, piece.device, Kind::kOther, false};
+  else if (values[9] == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    piece.kind = Kind::kProgram;
   return true;
 }
 
@@ -100,8 +126,9 @@ bool walk(bool simulated) {
   std::vector<Range> ranges;
   if (!find_ranges(simulated, ranges)) return false;
   std::uint64_t questions = 0;
+  CUdeviceptr at = 0;
   for (const Range& range : ranges) {
-    for (CUdeviceptr at = range.start; at < range.end && questions < kMostQuestions; ++questions) {
+    for (at = range.start; at < range.end && questions < kMostQuestions; ++questions) {
       Piece piece;
       const bool there = ask(at, piece);
       if (there) found.push_back(piece);
@@ -110,6 +137,10 @@ bool walk(bool simulated) {
       at = std::max(next, behind);
     }
   }
+  // Of what is mapped in several places all are to be known.
+  if (!ranges.empty() && at < ranges.back().end)
+    for (Piece& piece : found)
+      if (piece.kind == Kind::kProgram) piece.kind = Kind::kOther;
   return true;
 }
 
@@ -250,7 +281,7 @@ Exchanged exchange(const Piece& piece) {
   // Since it was found, the block may have been freed by a call that was under way then.
   Piece again;
   if (!ask(piece.start, again) || again.start != piece.start || again.size != piece.size ||
-      !again.is_plain)
+      again.kind != Kind::kPlain)
     return Exchanged::kFailed;
   Served made;
   const auto created = make_served(piece.device, piece.size, made);
@@ -293,10 +324,79 @@ Exchanged exchange(const Piece& piece) {
   return back ? Exchanged::kAddress : Exchanged::kLost;
 }
 
+// Which devices may do what with the mapping.
+std::vector<CUmemAccessDesc> rights_at(CUdeviceptr address) {
+  std::vector<CUmemAccessDesc> rights;
+  int count = 0;
+  if (driver().cuDeviceGetCount(&count) != CUDA_SUCCESS) return rights;
+  for (CUdevice device = 0; device < count; ++device) {
+    const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
+    unsigned long long flags = 0;
+    if (driver().cuMemGetAccess(&flags, &location, address) == CUDA_SUCCESS &&
+        flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+      rights.push_back({location, static_cast<CUmemAccess_flags>(flags)});
+  }
+  return rights;
+}
+
+// The agent's from now on, where they are: the memory that is mapped there, and the handles that
+// the program has of it. How many those are, the driver says only by refusing to release one more;
+// while the memory is mapped it gives the same one again (H100, 580.159.04).
+Exchanged learn(const Piece& piece) {
+  const auto& call = driver();
+  const CurrentContext current(any_context());
+  Piece again;
+  CUmemGenericAllocationHandle real = 0;
+  if (!ask(piece.start, again) || again.start != piece.start || again.size != piece.size ||
+      again.kind != Kind::kProgram ||
+      call.cuMemRetainAllocationHandle(&real, reinterpret_cast<void*>(piece.start)) != CUDA_SUCCESS)
+    return Exchanged::kFailed;
+  CUmemAllocationProp prop{};
+  const bool good = call.cuMemGetAllocationPropertiesFromHandle(&prop, real) == CUDA_SUCCESS &&
+                    prop.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                    prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                    prop.requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const auto rights = rights_at(piece.start);
+  Physical* physical = nullptr;
+  {
+    const TablesLock lock;
+    physical = physical_of(real);
+  }
+  // One of several mappings of it may be known; what else has that number is not this.
+  if (!good || (physical && physical->real != real)) {
+    call.cuMemRelease(real);
+    return Exchanged::kFailed;
+  }
+  if (physical) {
+    call.cuMemRelease(real);
+  } else {
+    unsigned handles = 0;
+    while (call.cuMemRelease(real) == CUDA_SUCCESS)
+      ++handles;
+    if (call.cuMemRetainAllocationHandle(&real, reinterpret_cast<void*>(piece.start)) !=
+        CUDA_SUCCESS)
+      return Exchanged::kLost;
+    const TablesLock lock;
+    physical = enter_program_memory(real, handles - 1, piece.size, prop);
+  }
+  const TablesLock lock;
+  ++physical->mappings;
+  tables().mappings.insert_or_assign(piece.start,
+                                     Mapping{piece.start, piece.size, 0, physical, {}});
+  for (const auto& right : rights)
+    enter_access(piece.start, piece.size, right);
+  return Exchanged::kDone;
+}
+
 void count_left(AttachLeft why, std::size_t bytes) {
   auto& state = attach_state();
   ++state.left_count[why];
   state.left_bytes[why] += bytes;
+}
+
+bool is_known(const Piece& piece) {
+  const TablesLock lock;
+  return mapping_at(piece.start) != nullptr;
 }
 
 // What is left for certain, before any block is touched; the rest stays in the list.
@@ -304,8 +404,12 @@ void choose() {
   std::vector<Piece> chosen;
   for (std::size_t i = 0; i < pieces().size(); ++i) {
     const Piece& piece = pieces()[i];
+    if (is_known(piece)) continue;
     // MPI libraries and GPUDirect have said something of that block to the driver.
-    if (!piece.is_plain || !piece.context || piece.has_sync_memops || !can_be_served(piece.device))
+    if (piece.kind == Kind::kProgram && can_be_served(piece.device))
+      chosen.push_back(piece);
+    else if (piece.kind != Kind::kPlain || !piece.context || piece.has_sync_memops ||
+             !can_be_served(piece.device))
       count_left(attach::kLeftOther, piece.size);
     else if (piece.size < kLeastAdopted)
       count_left(attach::kLeftSmall, piece.size);
@@ -326,13 +430,14 @@ Outcome look_for_memory() {
   std::fill(std::begin(state.left_count), std::end(state.left_count), 0);
   std::fill(std::begin(state.left_bytes), std::end(state.left_bytes), 0);
   find_primaries();
+  const CurrentContext current(any_context());
   if (!walk(is_simulated()))
     return failed(CUDA_ERROR_OPERATING_SYSTEM,
                   "/proc/self/maps cannot be read: has the process a descriptor left (ulimit -n)?");
   {
     const TablesLock lock;
     for (const Piece& piece : pieces())
-      if (piece.context && piece.is_plain)
+      if (piece.context && piece.kind == Kind::kPlain)
         tables().contexts.emplace(owner_in(piece.context), piece.device);
   }
   find_peers(known_contexts());
@@ -349,7 +454,7 @@ Outcome adopt_memory() {
       count_left(attach::kLeftFailed, piece.size);
       continue;
     }
-    switch (exchange(piece)) {
+    switch (piece.kind == Kind::kProgram ? learn(piece) : exchange(piece)) {
       case Exchanged::kDone:
         ++state.converted_count;
         state.converted_bytes += piece.size;
@@ -366,8 +471,8 @@ Outcome adopt_memory() {
       case Exchanged::kLost:
         state.lost_bytes += piece.size;
         outcome = failed(CUDA_ERROR_MAP_FAILED,
-                         "memory of the program's has lost its address: neither the agent nor the "
-                         "driver gets it again");
+                         "memory of the program's has lost its address or its handle: neither the "
+                         "agent nor the driver gets it again");
     }
   }
   pieces().clear();

@@ -51,7 +51,10 @@ struct Physical {
   std::size_t size = 0;
   cuda::CUmemAllocationProp prop{};  // as it is made
   unsigned asked_handle_types = 0;   // as the program asked for it
-  unsigned handles = 0;              // that the program holds
+  // By which the program knows it: the address of this, or, of one that was there before the
+  // agent, the driver's handle of then.
+  cuda::CUmemGenericAllocationHandle handle = 0;
+  unsigned handles = 0;  // that the program holds
   unsigned mappings = 0;
   bool present = true;
   // Other processes have it, or hardware does: it cannot be evicted. For ever, because the agent
@@ -213,7 +216,7 @@ struct Tables {
   OwnedMutex mutex;
   std::map<cuda::CUdeviceptr, Mapping> mappings;
   std::map<cuda::CUdeviceptr, Allocation> allocations;
-  // By the handle that the program has: the address of the Physical, which no driver's is.
+  // By the handle that the program has.
   std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
   std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
   // Of those that the program has made or retained.
@@ -285,12 +288,12 @@ class CurrentContext {
 // --- With the tables locked
 
 Physical* physical_of(cuda::CUmemGenericAllocationHandle handle);
-inline cuda::CUmemGenericAllocationHandle handle_of(const Physical* physical) {
-  return reinterpret_cast<cuda::CUmemGenericAllocationHandle>(physical);
-}
 Physical* enter_physical(MemoryOrigin origin, cuda::CUmemGenericAllocationHandle real,
                          std::size_t size, const cuda::CUmemAllocationProp& prop,
                          unsigned asked_handle_types);
+// One that was there before the agent, of which the program holds so many handles.
+Physical* enter_program_memory(cuda::CUmemGenericAllocationHandle real, unsigned handles,
+                               std::size_t size, const cuda::CUmemAllocationProp& prop);
 // The context that owns what is allocated while `current` is.
 cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.

@@ -25,6 +25,14 @@ Physical* held(CUmemGenericAllocationHandle handle) {
   return physical && physical->handles > 0 ? physical : nullptr;
 }
 
+// Whether the program has released all handles of what is still mapped: to the driver the number
+// says nothing, or something else.
+bool is_released(CUmemGenericAllocationHandle handle) {
+  const TablesLock lock;
+  const auto* physical = physical_of(handle);
+  return physical && physical->handles == 0;
+}
+
 // The driver's handle of one that the program has.
 CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle) {
   const TablesLock lock;
@@ -39,14 +47,36 @@ bool is_ours_to_make(const CUmemAllocationProp& prop) {
   return prop.type == CU_MEM_ALLOCATION_TYPE_PINNED && !(asked & ~kDescriptor);
 }
 
+// What `make` gets from the driver for the program, under a number by which that knows nothing
+// else: what was there before the agent keeps the number that the driver had given it.
+template <class Make>
+CUresult under_new_number(CUmemGenericAllocationHandle* handle, Make make) {
+  Unneeded taken;
+  for (;;) {
+    const auto result = make();
+    {
+      const TablesLock lock;
+      if (result == CUDA_SUCCESS && handle && physical_of(*handle)) {
+        taken.push_back(*handle);
+        continue;
+      }
+    }
+    release(taken);
+    return result;
+  }
+}
+
 }  // namespace
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
                      const CUmemAllocationProp* prop, unsigned long long flags) {
   const Gate::Pass pass;
   const unsigned asked = prop ? static_cast<unsigned>(prop->requestedHandleTypes) : 0U;
-  if (!handle || !prop || flags || steps_aside() || !is_ours_to_make(*prop))
-    return driver().cuMemCreate(handle, size, prop, flags);
+  const auto by_driver = [&] {
+    return under_new_number(handle,
+                            [&] { return driver().cuMemCreate(handle, size, prop, flags); });
+  };
+  if (!handle || !prop || flags || steps_aside() || !is_ours_to_make(*prop)) return by_driver();
   auto exportable = *prop;
   const bool on_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   // Memory of the host's is not copied by a mover.
@@ -56,7 +86,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   CUmemGenericAllocationHandle real = 0;
   const auto result = unless_pools_keep_it(
       prop->location.id, [&] { return driver().cuMemCreate(&real, size, &exportable, 0); });
-  if (result != CUDA_SUCCESS) return driver().cuMemCreate(handle, size, prop, flags);
+  if (result != CUDA_SUCCESS) return by_driver();
   CUcontext context = nullptr;
   CUdevice device = 0;
   const bool in_context = driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context &&
@@ -66,7 +96,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
     auto* physical = enter_physical(on_device ? MemoryOrigin::kProgram : MemoryOrigin::kHost, real,
                                     size, exportable, asked);
     physical->handles = 1;
-    *handle = handle_of(physical);
+    *handle = physical->handle;
     if (in_context) tables().contexts.emplace(owner_in(context), device);
   }
   Agent::start();
@@ -75,6 +105,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   const Gate::Pass pass;
+  if (is_released(handle)) return CUDA_ERROR_INVALID_VALUE;
   Unneeded unneeded;
   {
     const TablesLock lock;
@@ -98,6 +129,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
   const Gate::Pass pass;
+  if (is_released(handle)) return CUDA_ERROR_INVALID_VALUE;
   Physical* physical = nullptr;
   auto real = handle;
   {
@@ -163,7 +195,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
       // The driver has no handle of what cuMemAlloc gave.
       if (!handle || is_allocated(mapping->address, mapping->size)) return CUDA_ERROR_INVALID_VALUE;
       ++mapping->physical->handles;
-      *handle = handle_of(mapping->physical);
+      *handle = mapping->physical->handle;
       return CUDA_SUCCESS;
     }
   }
@@ -175,13 +207,16 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   const Gate::Pass pass;
+  if (is_released(handle)) return CUDA_ERROR_INVALID_VALUE;
   CUmemGenericAllocationHandle real = handle;
   {
     const TablesLock lock;
     if (auto* physical = held(handle)) {
       if (!(physical->asked_handle_types & type)) return CUDA_ERROR_INVALID_VALUE;
       real = physical->real;
-      if (shareable && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0) {
+      // Processes that a program starts later have no agent if it was given its own while it ran.
+      if (shareable && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 &&
+          !is_attached()) {
         const int fd = descriptor_of_share(*physical);
         if (fd >= 0) {
           std::memcpy(shareable, &fd, sizeof fd);
@@ -207,7 +242,7 @@ void enter_imported(CUmemGenericAllocationHandle* handle, CUmemGenericAllocation
                                   static_cast<unsigned>(prop.requestedHandleTypes));
   physical->handles = 1;
   physical->key = key;
-  *handle = handle_of(physical);
+  *handle = physical->handle;
 }
 
 // Of this process's own.
@@ -216,7 +251,7 @@ bool import_own(CUmemGenericAllocationHandle* handle, const ShareKey& key) {
   const auto at = tables().shares.find(key.share);
   if (!is_own_locked(key) || at == tables().shares.end()) return false;
   ++at->second->handles;
-  *handle = handle_of(at->second);
+  *handle = at->second->handle;
   return true;
 }
 
@@ -261,6 +296,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
                                                 CUmemGenericAllocationHandle handle) {
   const Gate::Pass pass;
+  if (is_released(handle)) return CUDA_ERROR_INVALID_VALUE;
   const auto result = driver().cuMemGetAllocationPropertiesFromHandle(prop, real_of(handle));
   if (result != CUDA_SUCCESS) return result;
   const TablesLock lock;
@@ -303,7 +339,8 @@ void bound(CUdeviceptr address, std::size_t size) {
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
                            const CUmulticastObjectProp* prop) {
   const Gate::Pass pass;
-  const auto result = driver().cuMulticastCreate(multicast, prop);
+  const auto result =
+      under_new_number(multicast, [&] { return driver().cuMulticastCreate(multicast, prop); });
   if (result != CUDA_SUCCESS || !multicast) return result;
   {
     const TablesLock lock;

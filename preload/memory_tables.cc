@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "abi/futex.h"
 #include "eviction_internal.h"
@@ -61,14 +62,31 @@ Physical* physical_of(CUmemGenericAllocationHandle handle) {
 
 Physical* enter_physical(MemoryOrigin origin, CUmemGenericAllocationHandle real, std::size_t size,
                          const CUmemAllocationProp& prop, unsigned asked_handle_types) {
+  // The driver's handles are addresses as well: one of before the agent may lie there.
+  std::vector<std::unique_ptr<Physical>> taken;
   auto fresh = std::make_unique<Physical>();
+  while (physical_of(reinterpret_cast<CUmemGenericAllocationHandle>(fresh.get())))
+    taken.push_back(std::exchange(fresh, std::make_unique<Physical>()));
   fresh->origin = origin;
   fresh->real = real;
   fresh->size = size;
   fresh->prop = prop;
   fresh->asked_handle_types = asked_handle_types;
+  fresh->handle = reinterpret_cast<CUmemGenericAllocationHandle>(fresh.get());
   auto* physical = fresh.get();
-  tables().physicals.emplace(handle_of(physical), std::move(fresh));
+  tables().physicals.emplace(physical->handle, std::move(fresh));
+  return physical;
+}
+
+Physical* enter_program_memory(CUmemGenericAllocationHandle real, unsigned handles,
+                               std::size_t size, const CUmemAllocationProp& prop) {
+  auto* physical = enter_physical(MemoryOrigin::kProgram, real, size, prop,
+                                  static_cast<unsigned>(prop.requestedHandleTypes));
+  if (handles == 0) return physical;
+  auto entry = tables().physicals.extract(physical->handle);
+  entry.key() = physical->handle = real;
+  physical->handles = handles;
+  tables().physicals.insert(std::move(entry));
   return physical;
 }
 
@@ -167,7 +185,7 @@ void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   if (physical->handles > 0 || physical->mappings > 0) return;
   if (physical->present) unneeded.push_back(physical->real);
   tables().shares.erase(physical->share);
-  tables().physicals.erase(handle_of(physical));
+  tables().physicals.erase(physical->handle);
 }
 
 bool defer_in_capture(CUdeviceptr address, const Allocation& allocation) {

@@ -96,10 +96,11 @@ CUresult pointer_attribute(Driver& driver, void* data, CUpointer_attribute attri
       return answer(data, a.device);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return answer(data, a.kind == Kind::kDevice && !a.pool);
+    // Of virtual memory the range is what is reserved, not the mapping in it (580.159.04).
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return answer(data, a.base);
+      return answer(data, driver.memory.range_of(a).first);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return answer(data, std::size_t{a.size});
+      return answer(data, std::size_t{driver.memory.range_of(a).second});
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return answer(data, true);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:

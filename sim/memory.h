@@ -162,6 +162,8 @@ class Memory {
   cuda::CUresult export_fd(Object* object, int& out) const;
   cuda::CUresult import_fd(int fd, Object*& out);
   cuda::CUresult retain(Address at, Object*& out);
+  // What is reserved around a mapping; of other memory, itself. Start and size.
+  std::pair<Address, std::uint64_t> range_of(const Allocation& allocation) const;
   bool is_handle(const Object* object) const;
 
   // Checkpoint, on the restore thread.

@@ -38,6 +38,8 @@ CUresult Memory::create(int index, std::uint64_t size, ObjectKind kind, Object*&
   return CUDA_SUCCESS;
 }
 
+// One that is only mapped is none, until it is retained: then it has the same number again
+// (580.159.04).
 bool Memory::is_handle(const Object* object) const {
   std::lock_guard lock(mutex_);
   auto* key = const_cast<Object*>(object);
@@ -182,6 +184,14 @@ CUresult Memory::import_fd(int fd, Object*& out) {
     return CUDA_SUCCESS;
   }
   return CUDA_ERROR_INVALID_DEVICE;
+}
+
+std::pair<Address, std::uint64_t> Memory::range_of(const Allocation& allocation) const {
+  const std::lock_guard lock(mutex_);
+  const auto behind = reservations_.upper_bound(allocation.base);
+  if (allocation.kind != Kind::kMapped || behind == reservations_.begin())
+    return {allocation.base, allocation.size};
+  return *std::prev(behind);
 }
 
 CUresult Memory::retain(Address at, Object*& out) {

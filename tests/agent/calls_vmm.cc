@@ -106,6 +106,11 @@ void try_vmm() {
 
   // Given up before it is unmapped.
   SAY(CU(cuMemRelease)(handle));
+  SAY(CU(cuMemRelease)(handle));
+  SAY(CU(cuMemRetainAllocationHandle)(&retained, reinterpret_cast<void*>(elsewhere)));
+  SAY(retained == handle);
+  SAY(CU(cuMemRelease)(handle));
+  SAY(CU(cuMemRelease)(handle));
   SAY(first_byte(elsewhere));
   SAY(CU(cuMemUnmap)(elsewhere, kSize));
 
