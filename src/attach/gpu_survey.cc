@@ -66,8 +66,10 @@ std::vector<SurveyRange> ranges_to_ask(std::span<const proc::Mapping> mappings, 
 GpuSurvey::Memory judge(const SurveyAnswer& answer) {
   GpuSurvey::Memory out{answer.values[kSurveyStart], answer.values[kSurveySize],
                         answer.values[kSurveyManaged] != 0, false, answer};
+  // What was imported may not be exported again (580.159.04).
+  const bool is_exportable = answer.values[kSurveyPool] == 0 && answer.values[kSurveyHandles] != 0;
   const bool is_own = answer.values[kSurveyType] == kDeviceMemory &&
-                      (answer.values[kSurveyIpc] != 0 ||
+                      (answer.values[kSurveyIpc] != 0 || is_exportable ||
                        (answer.values[kSurveyPool] != 0 && answer.handle_result == 0));
   out.may_be_imported = !out.is_managed && !is_own;
   return out;

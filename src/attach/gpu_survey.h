@@ -3,8 +3,9 @@
 //
 // cuPointerGetAttributes answers on a thread without a context, for every kind of memory, 292,000
 // questions in 0.03 s (H200, 580). It tells a program's own memory of cuMemAlloc and of its pools
-// from all else, but not imported memory from a module's variable (by CUDA IPC) or from the
-// program's own of cuMemCreate (by descriptor). So the answer is "none", or "may be".
+// and of cuMemCreate that may be exported from all else, but not imported memory from a module's
+// variable (by CUDA IPC) or from the program's own that may not be exported (by descriptor). So the
+// answer is "none", or "may be".
 #pragma once
 
 #include <chrono>

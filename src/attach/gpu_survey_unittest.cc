@@ -28,6 +28,11 @@ TEST(GpuSurvey, OwnMemoryIsToldFromWhatMayBeImported) {
   EXPECT_FALSE(judge(answer(kDevice, 0, 0x1234, 0)).may_be_imported) << "an own pool";
   EXPECT_TRUE(judge(answer(kDevice, 0, 0x1234, 1)).may_be_imported) << "an imported pool";
   EXPECT_TRUE(judge(answer(kDevice, 0, 0x1234, kNoFunction)).may_be_imported) << "not asked";
+  SurveyAnswer exportable = answer(kDevice, 0);
+  exportable.values[kSurveyHandles] = 1;
+  EXPECT_FALSE(judge(exportable).may_be_imported) << "cuMemCreate, with a kind of handle";
+  exportable.values[kSurveyPool] = 0x1234;
+  EXPECT_TRUE(judge(exportable).may_be_imported) << "a pool with one";
   EXPECT_TRUE(judge(answer(1, 0)).may_be_imported) << "of the host, among device addresses";
 }
 

@@ -92,6 +92,16 @@ INSIDE std::uint32_t ask_for_handle(InsideBlock* block, std::uint64_t start, std
   return result;
 }
 
+// Whether the last answer was of the same memory, or of memory of the same kind in one reservation.
+INSIDE bool is_as_before(const InsideBlock* block, const volatile std::uint64_t* values) {
+  if (block->answer_count == 0) return false;
+  const auto* last =
+      reinterpret_cast<const SurveyAnswer*>(block->answers) + block->answer_count - 1;
+  for (unsigned i = 0; i < kSurveyAttributes; ++i)
+    if (values[i] != last->values[i]) return false;
+  return true;
+}
+
 // Where to ask next: behind what was found, and from there by steps.
 INSIDE std::uint64_t ask(InsideBlock* block, std::uint64_t at, bool& found) {
   using Function =
@@ -124,6 +134,10 @@ INSIDE std::uint64_t ask(InsideBlock* block, std::uint64_t at, bool& found) {
     block->failures = block->failures + 1;
   }
   if (!found) return 0;
+  // Of virtual memory the driver tells what is reserved, in which there may be mappings of all
+  // kinds: that is asked for step by step.
+  const bool is_virtual = values[kSurveyContext] == 0 && values[kSurveyPool] == 0;
+  if (is_virtual && is_as_before(block, values)) return 0;
   if (block->answer_count < block->answer_room) {
     auto* answer = reinterpret_cast<SurveyAnswer*>(block->answers) + block->answer_count;
     answer->asked = at;
@@ -135,7 +149,7 @@ INSIDE std::uint64_t ask(InsideBlock* block, std::uint64_t at, bool& found) {
   } else {
     block->overflow = 1;
   }
-  return start + size;
+  return is_virtual ? 0 : start + size;
 }
 
 INSIDE void survey(InsideBlock* block) {

@@ -241,19 +241,63 @@ void close_page() {
   }
 }
 
-// As a program that has given its memory to another one by descriptor: nobody knows for how long.
-void export_some() {
+constexpr std::size_t kExportable = 2 * kMiB;
+
+CUmemGenericAllocationHandle make_exportable() {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle handle = 0;
+  if (CU(cuMemCreate)(&handle, kExportable, &prop, 0) != CUDA_SUCCESS) std::exit(6);
+  return handle;
+}
+
+int export_it(CUmemGenericAllocationHandle handle) {
   int fd = -1;
-  if (CU(cuMemCreate)(&handle, 2 * kMiB, &prop, 0) != CUDA_SUCCESS ||
-      CU(cuMemExportToShareableHandle)(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
-          CUDA_SUCCESS)
+  if (CU(cuMemExportToShareableHandle)(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
+      CUDA_SUCCESS)
     std::exit(6);
+  return fd;
+}
+
+// As a program that has given its memory to another one by descriptor, for a time that the agent
+// does not know.
+void export_some() { ::close(export_it(make_exportable())); }
+
+// A child imports it.
+void export_to_child(const std::string& file) {
+  const int fd = export_it(make_exportable());
+  if (::fork() > 0) {
+    ::close(fd);
+    return;
+  }
+  const int open = ::dup(fd);  // across the exec
+  ::execl("/proc/self/exe", "stasis-agent-target", "import-behind", (file + ".done").c_str(),
+          std::to_string(open).c_str(), nullptr);
+  ::_exit(127);
+}
+
+// Maps it behind memory of its own, in one reservation; then there is `done`.
+int import_behind(const std::string& done, int fd) {
+  CUcontext context = nullptr;
+  CUdeviceptr address = 0;
+  CUmemGenericAllocationHandle imported = 0;
+  if (CU(cuInit)(0) != CUDA_SUCCESS || CU(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS) return 3;
+  if (CU(cuMemAddressReserve)(&address, 2 * kExportable, 0, 0, 0) != CUDA_SUCCESS ||
+      CU(cuMemMap)(address, kExportable, 0, make_exportable(), 0) != CUDA_SUCCESS ||
+      CU(cuMemImportFromShareableHandle)(
+          &imported, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS ||
+      CU(cuMemMap)(address + kExportable, kExportable, 0, imported, 0) != CUDA_SUCCESS)
+    return 7;
   ::close(fd);
+  std::FILE* out = std::fopen(done.c_str(), "w");
+  if (!out || std::fputs("1\n", out) < 0 || std::fclose(out) != 0) return 7;
+  const pid_t parent = ::getppid();
+  while (!g_end && ::getppid() == parent)
+    ::usleep(2000);
+  return 0;
 }
 
 // Says in FILE.handle how others come to the memory. Writes under another name first, for who
@@ -318,8 +362,10 @@ int main(int argc, char** argv) {
   const std::string what = argv[1];
   std::signal(SIGTERM, [](int) { g_end = true; });
   if (what == "open-shared") return open_shared(argv[2], argv[3]);
+  if (what == "import-behind") return import_behind(argv[2], std::atoi(argv[3]));
   const auto address = set_up();
   if (what == "export") export_some();
+  if (what == "export-to-child") export_to_child(argv[3]);
   if (what == "share") share_with_child(address, argv[3]);
   if (what == "share-large") share_it(address, argv[3]);
   if (what == "share-small" || what == "share-tiny") {

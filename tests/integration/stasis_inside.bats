@@ -53,9 +53,10 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   [[ $out != *"may be imported)"* ]]
   target_goes_on
   target_verifies
+  # Of cuMemCreate, that may be exported: what was imported may not.
   start_target vmm --size 8M
-  looks_into "$TARGET"
-  assert_contains "$out" "not known to be clean"
+  looks_into --memory "$TARGET"
+  assert_contains "$out" ", clean;"
   target_goes_on
   target_verifies
 }
@@ -347,6 +348,19 @@ share_beside() {
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   target_verifies
+}
+
+@test "memory that another process exported is recognised, also behind memory of a program's own" {
+  start_target collective --children 2 --size 4M --sharing --pause-ms 2
+  refused_untouched suspend "$TARGET"
+  kill -KILL -- "-$TARGET"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/exporter TARGET_LOG=$BATS_TEST_TMPDIR/exporter.log
+  (exec_on_gpu setsid stasis-agent-target export-to-child "$TARGET_STATUS" "$BATS_TEST_TMPDIR/import") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/import.done"
+  refused_untouched suspend "$TARGET"
 }
 
 @test "one process needs no consent, whatever it has" {
