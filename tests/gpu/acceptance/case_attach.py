@@ -67,12 +67,16 @@ def said(figures):
             f"{(sum(one['left'].values()) + one['converted']) / 2**30:.1f} GiB; {figures['note']}")
 
 
-@case("attach.torch", simulated=False, needs=NEEDS + ("criu",))
-def torch(machine):
-    """PyTorch with its own allocator: the agent comes after it has trained, then suspends and dumps, losses equal."""
-    figures = train(machine, [], 8, attach=lambda machine, pid: attach(machine, pid, "--watch", "1s"))
+def torch(machine, env=None):
+    """PyTorch: the agent comes after it has trained, then suspends and dumps, losses equal."""
+    figures = train(machine, [], 8, env, attach=lambda machine, pid: attach(machine, pid, "--watch", "1s"))
     expect(share_of(figures["attach"]) >= LEAST_SHARE, f"too little is the agent's: {figures['attach']}")
     return {**figures, "note": said(figures)}
+
+
+case("attach.torch", simulated=False, needs=NEEDS + ("criu",))(torch)
+case("attach.torch_expandable", simulated=False, needs=NEEDS + ("criu",))(
+    lambda machine: torch(machine, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))
 
 
 def loop(machine, kind, rounds_before=5, env=None):
