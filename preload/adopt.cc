@@ -13,10 +13,12 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <vector>
 
 #include "activation.h"
 #include "attached.h"
+#include "driver_mmap.h"
 #include "eviction_internal.h"
 #include "intercept.h"
 #include "own_mappings.h"
@@ -89,12 +91,19 @@ bool ask(CUdeviceptr at, Piece& piece) {
   const bool is_simple = values[1] == CU_MEMORYTYPE_DEVICE &&
                          static_cast<std::uint32_t>(values[4]) == 0 && values[5] == 0;
   if (is_simple && (values[7] & 0xff) != 0) piece.kind = Kind::kPlain;
-  if (!is_simple || piece.context || piece.kind == Kind::kPlain) return true;
-  // Of virtual memory the range is all that is reserved around the mapping.
-  const auto found = driver().cuMemGetAddressRange_v2(&piece.start, &piece.size, at);
+  const bool is_virtual = !piece.context && piece.kind != Kind::kPlain && values[5] == 0;
+  if (!is_virtual) return true;
+  // Of virtual memory the range is all that is reserved, also where nothing is mapped; of what is,
+  // there is a handle.
+  CUmemGenericAllocationHandle handle = 0;
+  const auto& call = driver();
+  if (call.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)) != CUDA_SUCCESS)
+    return false;
+  call.cuMemRelease(handle);
+  const auto found = call.cuMemGetAddressRange_v2(&piece.start, &piece.size, at);
   if (found != CUDA_SUCCESS || piece.start > at || at - piece.start >= piece.size)
     piece = {at / kStep * kStep, kStep, nullptr, piece.device, Kind::kOther, false};
-  else if (values[9] == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+  else if (is_simple && values[9] == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     piece.kind = Kind::kProgram;
   return true;
 }
@@ -242,11 +251,28 @@ bool copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
          driver().cuCtxSynchronize() == CUDA_SUCCESS;
 }
 
+// The driver's areas in which it lies.
+Range area_of(const Piece& piece) {
+  return {piece.start / kDriverArea * kDriverArea,
+          (piece.start + piece.size + kDriverArea - 1) / kDriverArea * kDriverArea};
+}
+
+bool reserve_at(CUdeviceptr wanted, std::size_t size) {
+  CUdeviceptr got = 0;
+  if (driver().cuMemAddressReserve(&got, size, 0, wanted, 0) != CUDA_SUCCESS) return false;
+  if (got == wanted) return true;
+  driver().cuMemAddressFree(got, size);
+  return false;
+}
+
 // The driver's block again where it was: it gives the first place that is free, so what comes
 // elsewhere is held until the right one has come.
-bool take_back(const Piece& piece) {
+bool take_back(const Piece& piece, bool gave_area_up) {
   std::vector<CUdeviceptr> others;
   bool back = false;
+  std::optional<SteeredMapping> steered;
+  const auto area = area_of(piece);
+  if (gave_area_up) steered.emplace(area.start, area.end - area.start);
   for (int i = 0; i < kMostTries && !back; ++i) {
     CUdeviceptr got = 0;
     if (driver().cuMemAlloc_v2(&got, piece.size) != CUDA_SUCCESS) break;
@@ -288,20 +314,26 @@ Exchanged exchange(const Piece& piece) {
   if (created == CUDA_ERROR_OUT_OF_MEMORY) return Exchanged::kNoRoom;
   if (created != CUDA_SUCCESS) return Exchanged::kFailed;
   const auto rights = rights_of(piece);
+  bool copied = false;
   {
     const Elsewhere beside(made.real, made.size, rights.front());
-    if (!beside.good() || !copy(beside.address(), piece.start, piece.size) ||
-        call.cuMemFree_v2(piece.start) != CUDA_SUCCESS) {
-      call.cuMemRelease(made.real);
-      return Exchanged::kFailed;
-    }
+    copied = beside.good() && copy(beside.address(), piece.start, piece.size);
   }
-  CUdeviceptr address = 0;
-  bool good = call.cuMemAddressReserve(&address, made.size, 0, piece.start, 0) == CUDA_SUCCESS;
-  if (good && address != piece.start) {
-    call.cuMemAddressFree(address, made.size);
-    good = false;
+  std::optional<KeptAddresses> kept;
+  const auto area = area_of(piece);
+  kept.emplace(area.start, area.end - area.start);
+  if (!copied || call.cuMemFree_v2(piece.start) != CUDA_SUCCESS) {
+    call.cuMemRelease(made.real);
+    return Exchanged::kFailed;
   }
+  const bool gave_area_up = kept->all();
+  bool good = reserve_at(piece.start, made.size);
+  if (!good) {
+    kept->let_go();
+    good = reserve_at(piece.start, made.size);
+  }
+  kept.reset();
+  const auto address = piece.start;
   if (good && call.cuMemMap(address, made.size, 0, made.real, 0) != CUDA_SUCCESS) {
     call.cuMemAddressFree(address, made.size);
     good = false;
@@ -315,7 +347,7 @@ Exchanged exchange(const Piece& piece) {
     enter_served({piece.start, piece.size, piece.context, piece.device}, made, rights);
     return Exchanged::kDone;
   }
-  bool back = take_back(piece);
+  bool back = take_back(piece, gave_area_up);
   if (back) {
     const Elsewhere beside(made.real, made.size, rights.front());
     back = beside.good() && copy(piece.start, beside.address(), piece.size);

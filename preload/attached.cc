@@ -14,6 +14,7 @@
 
 #include "activation.h"
 #include "agent.h"
+#include "driver_mmap.h"
 #include "eviction_internal.h"
 #include "host_reserve.h"
 #include "intercept.h"
@@ -368,6 +369,10 @@ __attribute__((visibility("default"))) int stasis_attach_prepare(std::uint64_t) 
     return static_cast<int>(answer(AttachAnswer::kNoDriver, "it has not one libcuda.so.1",
                                    found.count > 1 ? " but several" : ""));
   }
+  if (!stand_in_for_driver_library(real_dlsym()(library, "cuInit")))
+    return static_cast<int>(
+        answer(AttachAnswer::kNoDriver,
+               "the driver's calls of mmap() and munmap() cannot be met: ", found.name));
   const auto made = make_hooks(library, found);
   if (made != AttachAnswer::kDone) return static_cast<int>(made);
   g_library = library;

@@ -7,12 +7,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "driver_imports.h"
 #include "intercept.h"
 
 namespace stasis::preload {
@@ -40,6 +42,7 @@ std::atomic<bool> g_huge_pages{false};
 // Initial-exec: as in gate.h.
 constinit thread_local SteeredMapping* g_steered __attribute__((tls_model("initial-exec"))) =
     nullptr;
+constinit thread_local KeptAddresses* g_kept __attribute__((tls_model("initial-exec"))) = nullptr;
 
 __attribute__((constructor)) void find_next() {
   g_next.store(reinterpret_cast<Mmap*>(real_dlsym()(RTLD_NEXT, "mmap")));
@@ -89,6 +92,17 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
   if (g_steered && g_steered->is_meant(address, bytes, protection, fd) && in_driver(caller))
       [[unlikely]]
     return g_steered->map(bytes, flags);
+  if (g_kept && address && protection == PROT_NONE && g_kept->touches(address, bytes) &&
+      in_driver(caller)) [[unlikely]] {
+    if (g_kept->holds(address, bytes)) {
+      // In the place of what keeps them: there is no moment at which they are free.
+      void* at =
+          next(address, bytes, protection, (flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED, fd, offset);
+      if (at == address) g_kept->give(address, bytes);
+      return at;
+    }
+    g_kept->let_go();
+  }
   const bool meant = flags == kDriversFlags && address == nullptr && bytes >= 2 * kHugePage &&
                      bytes < kMost && protection == (PROT_READ | PROT_WRITE) &&
                      g_huge_pages.load(std::memory_order_relaxed) && in_driver(caller);
@@ -104,6 +118,10 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
 int unmap(void* address, std::size_t bytes, const void* caller) {
   if (g_steered && g_steered->is_beyond(address) && in_driver(caller)) [[unlikely]]
     return 0;
+  if (g_kept && g_kept->touches(address, bytes) && in_driver(caller)) [[unlikely]] {
+    g_kept->keep(address, bytes);
+    return 0;
+  }
   if (auto* function = g_next_munmap.load(std::memory_order_relaxed))
     return function(address, bytes);
   return static_cast<int>(::syscall(SYS_munmap, address, bytes));
@@ -140,6 +158,63 @@ void* SteeredMapping::map(std::size_t bytes, int flags) {
 bool SteeredMapping::is_beyond(const void* address) const {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   return used_ && at >= address_ + bytes_ && at < address_ + asked_;
+}
+
+KeptAddresses::KeptAddresses(std::uintptr_t address, std::size_t bytes)
+    : address_(address), bytes_(bytes) {
+  g_kept = this;
+}
+KeptAddresses::~KeptAddresses() {
+  let_go();
+  g_kept = nullptr;
+}
+
+bool KeptAddresses::touches(const void* address, std::size_t bytes) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  return at < address_ + bytes_ && address_ < at + bytes;
+}
+
+bool KeptAddresses::holds(const void* address, std::size_t bytes) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  return all() && given_bytes_ == 0 && at >= address_ && at + bytes <= address_ + bytes_;
+}
+
+void KeptAddresses::keep(void* address, std::size_t bytes) {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  const auto from = std::max(at, address_);
+  const auto to = std::min(at + bytes, address_ + bytes_);
+  void* kept = next(reinterpret_cast<void*>(from), to - from, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (kept == MAP_FAILED) {
+    ::syscall(SYS_munmap, address, bytes);
+    return;
+  }
+  kept_ += to - from;
+  if (at < from) ::syscall(SYS_munmap, at, from - at);
+  if (at + bytes > to) ::syscall(SYS_munmap, to, at + bytes - to);
+}
+
+void KeptAddresses::give(const void* address, std::size_t bytes) {
+  given_ = reinterpret_cast<std::uintptr_t>(address);
+  given_bytes_ = bytes;
+}
+
+// Only of what is kept as a whole: of parts it is not known which they are, and they stay.
+void KeptAddresses::let_go() {
+  if (!all() || bytes_ == 0) return;
+  if (given_bytes_ == 0) given_ = address_;
+  if (given_ > address_) ::syscall(SYS_munmap, address_, given_ - address_);
+  const auto behind = given_ + given_bytes_;
+  if (behind < address_ + bytes_) ::syscall(SYS_munmap, behind, address_ + bytes_ - behind);
+  bytes_ = kept_ = 0;
+}
+
+bool stand_in_for_driver_library(const void* function) {
+  note_driver_library(function);
+  const Import imports[] = {{"mmap", reinterpret_cast<std::uintptr_t>(&::mmap64)},
+                            {"mmap64", reinterpret_cast<std::uintptr_t>(&::mmap64)},
+                            {"munmap", reinterpret_cast<std::uintptr_t>(&::munmap)}};
+  return replace_imports(function, imports);
 }
 
 void note_driver_library(const void* function) {

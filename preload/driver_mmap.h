@@ -17,6 +17,9 @@ namespace stasis::preload {
 
 // Whose requests are meant: the library in which `function` is. Before the program can use it.
 void note_driver_library(const void* function);
+// The same of one that was loaded before the agent, whose calls do not come here by themselves.
+// False if they cannot be made to.
+bool stand_in_for_driver_library(const void* function);
 
 // While it lives, the next area that the driver asks for in this thread, of no access and of
 // `bytes` or more, is [address, address + bytes): at an address where nothing is, and aligned as
@@ -40,6 +43,34 @@ class SteeredMapping {
   std::size_t bytes_;
   std::size_t asked_ = 0;  // by the driver, which had more room than this wants
   bool used_ = false;
+};
+
+// While it lives, what the driver gives back of [address, address + bytes) in this thread stays
+// taken, so that nothing else comes to lie there: until the driver asks for that very place again.
+class KeptAddresses {
+ public:
+  KeptAddresses(std::uintptr_t address, std::size_t bytes);
+  ~KeptAddresses();
+  KeptAddresses(const KeptAddresses&) = delete;
+  KeptAddresses& operator=(const KeptAddresses&) = delete;
+  // Whether the driver has given all of it back.
+  bool all() const { return kept_ == bytes_; }
+  // From now on they are to be had.
+  void let_go();
+
+  // For munmap() and mmap().
+  bool touches(const void* address, std::size_t bytes) const;
+  bool holds(const void* address, std::size_t bytes) const;
+  void keep(void* address, std::size_t bytes);
+  void give(const void* address, std::size_t bytes);
+
+ private:
+  std::uintptr_t address_;
+  std::size_t bytes_;
+  std::size_t kept_ = 0;
+  // What the driver has asked for again: it is not ours to unmap.
+  std::uintptr_t given_ = 0;
+  std::size_t given_bytes_ = 0;
 };
 
 }  // namespace stasis::preload

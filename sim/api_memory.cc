@@ -509,9 +509,12 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attribu
     if (!attributes || !data || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; ++i) {
       if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
-      if (pointer_attribute(driver, data[i], attributes[i], pointer) != CUDA_SUCCESS) {
-        default_attribute(data[i], attributes[i]);
-      }
+      if (pointer_attribute(driver, data[i], attributes[i], pointer) == CUDA_SUCCESS) continue;
+      default_attribute(data[i], attributes[i]);
+      // All that is reserved, of what is not mapped as well.
+      const auto [start, size] = driver.memory.reservation_at(pointer);
+      if (attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) answer(data[i], start);
+      if (attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_SIZE) answer(data[i], std::size_t{size});
     }
     return CUDA_SUCCESS;
   });

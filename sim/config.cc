@@ -226,7 +226,8 @@ bool load(Config& out, std::string& error) {
   out.persistence = true;
   out.mig = false;
   return switch_of("STASIS_SIM_PERSISTENCE", out.persistence, error) &&
-         switch_of("STASIS_SIM_MIG", out.mig, error);
+         switch_of("STASIS_SIM_MIG", out.mig, error) &&
+         switch_of("STASIS_SIM_TAKES_FREED", out.takes_freed, error);
 }
 
 int Config::cuda_version() const {

@@ -29,6 +29,9 @@ struct Config {
   int driver_version = 580;
   bool persistence = true;
   bool mig = false;
+  // Memory of the driver's own on the host takes the addresses of an area as soon as that is given
+  // up.
+  bool takes_freed = false;
 
   int cuda_version() const;  // 13000 for driver 580
   bool has_checkpoint() const { return driver_version >= 570; }

@@ -2,6 +2,7 @@
 #include "sim/memory.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,7 +36,8 @@ constexpr std::uint32_t kIpcMagic = 0x51a5151c;
 
 }  // namespace
 
-Memory::Memory(const Config& config) : dir_(config.dir), context_bytes_(config.context_bytes) {
+Memory::Memory(const Config& config)
+    : dir_(config.dir), context_bytes_(config.context_bytes), takes_freed_(config.takes_freed) {
   for (const auto& gpu : config.gpus)
     slots_.push_back({gpu, nullptr, 0});
   void* page = ::mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -202,6 +204,10 @@ void Memory::give_back_in_area(Address at) {
   area->second.blocks.erase(block);
   if (!area->second.blocks.empty()) return;
   ::munmap(pointer(area->first), area->second.size);
+  // The kernel's choice, made sure of: a real driver names no address.
+  if (takes_freed_)
+    (void)::syscall(SYS_mmap, area->first, kGranule, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   given_up_[area->second.size] = area->first;
   areas_.erase(area);
 }

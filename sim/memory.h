@@ -164,6 +164,8 @@ class Memory {
   cuda::CUresult retain(Address at, Object*& out);
   // What is reserved around a mapping; of other memory, itself. Start and size.
   std::pair<Address, std::uint64_t> range_of(const Allocation& allocation) const;
+  // 0 and 0 where nothing is reserved for virtual memory.
+  std::pair<Address, std::uint64_t> reservation_at(Address at) const;
   bool is_handle(const Object* object) const;
 
   // Checkpoint, on the restore thread.
@@ -263,6 +265,7 @@ class Memory {
   std::uint64_t image_size_ = 0;
   // What is kept of the contexts themselves lies at the image's end.
   std::uint64_t context_bytes_;
+  bool takes_freed_;
   std::uint64_t contexts_at_ = 0;
 };
 

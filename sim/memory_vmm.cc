@@ -187,11 +187,16 @@ CUresult Memory::import_fd(int fd, Object*& out) {
 }
 
 std::pair<Address, std::uint64_t> Memory::range_of(const Allocation& allocation) const {
+  if (allocation.kind == Kind::kMapped) return reservation_at(allocation.base);
+  return {allocation.base, allocation.size};
+}
+
+std::pair<Address, std::uint64_t> Memory::reservation_at(Address at) const {
   const std::lock_guard lock(mutex_);
-  const auto behind = reservations_.upper_bound(allocation.base);
-  if (allocation.kind != Kind::kMapped || behind == reservations_.begin())
-    return {allocation.base, allocation.size};
-  return *std::prev(behind);
+  const auto behind = reservations_.upper_bound(at);
+  if (behind == reservations_.begin()) return {0, 0};
+  const auto& [start, size] = *std::prev(behind);
+  return at - start < size ? std::pair{start, size} : std::pair<Address, std::uint64_t>{0, 0};
 }
 
 CUresult Memory::retain(Address at, Object*& out) {

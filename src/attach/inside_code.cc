@@ -128,7 +128,9 @@ INSIDE std::uint64_t ask(InsideBlock* block, std::uint64_t at, bool& found) {
   block->questions = block->questions + 1;
   const std::uint64_t start = values[kSurveyStart];
   const std::uint64_t size = values[kSurveySize];
-  found = result == 0 && size != 0 && start <= at && at - start < size;
+  // What is reserved and not mapped is no memory.
+  const bool is_memory = values[kSurveyMapped] != 0 || values[kSurveyType] != 0;
+  found = result == 0 && is_memory && size != 0 && start <= at && at - start < size;
   if (result != 0) {
     block->last_error = result;
     block->failures = block->failures + 1;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # `stasis attach`: the agent comes to programs that run (docs/adr/0053-attach.md): what it finds and takes, what it
 # leaves, whom it refuses, and that a program runs on whatever becomes of the tool.
+# Long because each test attaches to the same few programs, and looks at them with the same helpers.
 
 load helpers
 load stasis_lib
@@ -130,6 +131,16 @@ ends_right() {
   done_by resume "$TARGET"
   TARGET_STATUS=$rounds.with target_goes_on
   TARGET_STATUS=$rounds.without target_goes_on
+}
+
+@test "a block's addresses are kept, whatever the driver maps meanwhile" {
+  STASIS_SIM_TAKES_FREED=1 start_target memory --size 64M
+  attaches
+  (($(converted) >= 32 << 20))
+  assert_equal "$(left address)" 0
+  target_goes_on
+  cycle_by direct $((32 << 20))
+  target_verifies
 }
 
 @test "memory that the program has made by cuMemCreate is the agent's where it is, with the program's handles" {
@@ -391,8 +402,8 @@ attach_under_load() {
 # --- Addresses and room
 
 @test "a block whose address cannot be had goes back to the driver there, with its content" {
-  # The second reservation of a block is the one at its address; the first block is the driver's again.
-  STASIS_SIM_FAULTS="reserve:error=2@2" start_target graph --size 96M
+  # The second and third reservation of a block are those at its address; the first block is the driver's again.
+  STASIS_SIM_FAULTS="reserve:error=2@2; reserve:error=2@3" start_target graph --size 96M
   attaches
   assert_equal "$(left address) $(converted)" "$((32 << 20)) $((64 << 20))"
   target_goes_on
@@ -402,7 +413,7 @@ attach_under_load() {
 
 @test "a block that neither the agent nor the driver gets at its address is told as lost" {
   # The program's own four come first.
-  STASIS_SIM_FAULTS="reserve:error=2@2; allocate:error=2@5" start_target graph --size 96M
+  STASIS_SIM_FAULTS="reserve:error=2@2; reserve:error=2@3; allocate:error=2@5" start_target graph --size 96M
   capture timeout 60 stasis attach "$TARGET" --graphs-are-safe
   assert_equal "$status" 12
   assert_contains "$err" "32.0 MiB of its GPU memory could be had at its address neither by the agent nor by the driver"

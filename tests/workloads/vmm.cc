@@ -24,9 +24,11 @@ class Range {
     gpu.cuda().cuMemGetAllocationGranularity(&granularity, &prop_,
                                              cuda::CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     chunk_bytes_ = (size / kChunks + granularity - 1) / granularity * granularity;
-    gpu.cuda().cuMemAddressReserve(&base_, kChunks * chunk_bytes_, 0, 0, 0);
+    // With a part in the middle in which nothing is mapped.
+    gpu.cuda().cuMemAddressReserve(&base_, (kChunks + 1) * chunk_bytes_, 0, 0, 0);
     for (std::size_t i = 0; i < kChunks; ++i) {
-      chunks_.push_back({"chunk " + std::to_string(i), base_ + i * chunk_bytes_,
+      const std::size_t place = i < kChunks / 2 ? i : i + 1;
+      chunks_.push_back({"chunk " + std::to_string(i), base_ + place * chunk_bytes_,
                          chunk_bytes_ / sizeof(std::uint64_t), 0});
       handles_.push_back(create());
       map(i);

@@ -108,7 +108,8 @@ def nccl_without_imports(machine):
     """Two ranks that share memory of the host only get the agent in the middle of their collectives."""
     target = start_job(machine, "shared_memory", TRANSPORTS["shared_memory"])
     figures = {"attach": attach(machine, target.pid, "--graphs-are-safe")}
-    figures.update(through_everything(machine, target, target.rounds, 2, dump_options=["--tcp-established"]))
+    figures.update(through_everything(machine, target, target.rounds, 2, 8, 2,
+                                      dump_options=["--tcp-established"]))
     figures["note"] = f"{target.finish()} rounds of sums; {medians(figures)}"
     return {**figures, "note": said(figures)}
 
