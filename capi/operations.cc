@@ -173,6 +173,12 @@ Result<RestoreOptions> read(const stasis_restore_options& given, std::list<Uniqu
   STASIS_TRY_ASSIGN(auto external, strings(given.external, given.external_count,
                                            "stasis_restore_options.external"));
   out.external = std::move(external);
+  STASIS_TRY_ASSIGN(const auto addresses, strings(given.map_addresses, given.map_address_count,
+                                                  "stasis_restore_options.map_addresses"));
+  for (const std::string& text : addresses) {
+    STASIS_TRY_ASSIGN(auto pair, parse_address_pair(text));
+    out.addresses.push_back(std::move(pair));
+  }
   if (given.inherit_count > 0 && given.inherit == nullptr) return misuse("inherit: no pointer");
   for (std::size_t i = 0; i < given.inherit_count; ++i) {
     if (given.inherit[i].key == nullptr) return misuse(fmt::format("inherit: {} has no key", i));

@@ -552,6 +552,7 @@ class Session {
     from.take("tcp_close", options.tcp_close);
     from.take("ext_unix_sk", options.ext_unix_sk);
     from.take("manage_cgroups", options.manage_cgroups);
+    from.take("map_addresses", options.map_addresses, options.map_address_count);
     return run_for_text(
         [&](const stasis_call& given, char** text) {
           return stasis_restore(session_.it, &options, &given, text);

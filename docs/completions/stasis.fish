@@ -159,6 +159,7 @@ complete -c stasis -n '__stasis_verb restore' -l verify -x -a 'first late' -d 'f
 complete -c stasis -n '__stasis_verb restore' -l leave-suspended -d 'leave its GPU state in memory'
 complete -c stasis -n '__stasis_verb restore' -l detach -d 'return when it runs'
 complete -c stasis -n '__stasis_verb restore' -l inherit-fd -x -d 'give it a descriptor of ours in place of one it had'
+complete -c stasis -n '__stasis_verb restore' -l map-address -x -d 'give its sockets the address NEW where they had OLD, of IPv4 or of IPv6'
 complete -c stasis -n '__stasis_verb restore' -s t -l timeout -x -d 'the time, e.g. 10m, or milliseconds, after which it is given up, unless its GPU memory is on the way back [no limit]'
 complete -c stasis -n '__stasis_verb restore' -l criu -r -F -d 'the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]'
 complete -c stasis -n '__stasis_verb restore' -l json -d 'print one JSON object instead of text'

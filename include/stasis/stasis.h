@@ -384,7 +384,9 @@ typedef struct stasis_restore_options {
   size_t external_count;
   bool tcp_close;
   bool ext_unix_sk;
-  const char* manage_cgroups; /* [as at the dump] */
+  const char* manage_cgroups;       /* [as at the dump] */
+  const char* const* map_addresses; /* "OLD=NEW": other addresses for its sockets */
+  size_t map_address_count;
 } stasis_restore_options;
 STASIS_API void stasis_restore_options_init(stasis_restore_options* options, size_t size);
 /* Brings it back. Its root becomes a child of this process: waitpid() collects it. SIGCHLD must not

@@ -137,6 +137,7 @@ def restore(
     tcp_close: bool = ...,
     ext_unix_sk: bool = ...,
     manage_cgroups: Optional[_Cgroups] = ...,
+    map_addresses: Optional[Mapping[str, str]] = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...

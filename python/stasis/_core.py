@@ -355,6 +355,7 @@ def restore(
     tcp_close=False,
     ext_unix_sk=False,
     manage_cgroups=None,
+    map_addresses=None,
     progress=None,
     note=None,
 ):
@@ -363,7 +364,8 @@ def restore(
     It becomes a child of this process: os.waitpid(report.pid, 0) collects it. `gpu_mapping` as with
     Process.restore(), from the GPUs it was on. `leave_suspended`: resume() brings its GPU state back.
     `time_limit_ms` (milliseconds; 0: no limit): after that it is given up. `inherit`: a mapping from
-    CRIU's key ("pipe:[1234]") to a descriptor (or a file) of this process that takes its place. Raises
+    CRIU's key ("pipe:[1234]") to a descriptor (or a file) of this process that takes its place.
+    `map_addresses`: a mapping from the addresses that its sockets had to those that they get. Raises
     ImageCorrupt, ImageIncomplete, PidInUse, GpuMismatch, OutOfGpuMemory, CriuFailed and others; then
     nothing of it is left, and the image is as it was.
     """
@@ -377,6 +379,7 @@ def restore(
         "tcp_close": _checks.flag(tcp_close, "tcp_close"),
         "ext_unix_sk": _checks.flag(ext_unix_sk, "ext_unix_sk"),
         "manage_cgroups": manage_cgroups,
+        "map_addresses": [f"{old}={new}" for old, new in (map_addresses or {}).items()],
     }
     inherited = [
         (one.fileno() if hasattr(one, "fileno") else _checks.integer(one, "inherit"), key)

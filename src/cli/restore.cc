@@ -32,6 +32,7 @@ struct RestoreArguments {
   bool detach = false;
   std::vector<std::string> inherit;  // "fd[3]:pipe:[1234]"
   std::optional<std::string> cgroups;
+  std::vector<std::string> addresses;  // "10.0.0.5=10.0.0.9"
 };
 
 // "fd[N]:KEY", as CRIU's own --inherit-fd writes it.
@@ -172,6 +173,10 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
     options.restore.gpu_map = std::move(map);
   }
   std::list<UniqueFd> inherited;  // a list: addresses stay
+  for (const std::string& text : options.addresses) {
+    STASIS_TRY_ASSIGN(auto pair, parse_address_pair(text));
+    options.restore.addresses.push_back(std::move(pair));
+  }
   for (const std::string& text : options.inherit) {
     STASIS_TRY_ASSIGN(auto parsed, parse_inherit(text));
     UniqueFd copy(::fcntl(parsed.first, F_DUPFD_CLOEXEC, 3));
@@ -236,6 +241,12 @@ Verb add_restore(CLI::App& app) {
       ->add_option("--inherit-fd", options->inherit,
                    "give it a descriptor of ours in place of one it had; CRIU's option")
       ->type_name("fd[N]:KEY");
+  command
+      ->add_option(
+          "--map-address", options->addresses,
+          "give its sockets the address NEW where they had OLD, of IPv4 or of IPv6; may be "
+          "repeated")
+      ->type_name("OLD=NEW");
   add_criu_restore_options(*command, *options);
   add_time_limit(*command, options->limit,
                  "it is given up, unless its GPU memory is on the way back");

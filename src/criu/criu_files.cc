@@ -15,49 +15,15 @@
 #include <protozero/pbf_reader.hpp>
 #include <protozero/pbf_writer.hpp>
 
+#include "criu/criu_messages.h"
+
 namespace stasis {
 namespace {
 
 // criu/include/magic.h; images/fdinfo.proto, regfile.proto and remap-file-path.proto, CRIU 4.2.
-constexpr std::uint32_t kAnyImageMagic = 0x54564319;
-constexpr std::uint32_t kFilesMagic = 0x56303138;
-constexpr const char* kFilesImage = "files.img";
 constexpr std::uint32_t kRemapMagic = 0x59133954;
 constexpr std::uint64_t kRegularType = 1;  // of an entry of files.img: also directories
 constexpr std::uint64_t kRemapLinked = 0;
-constexpr std::size_t kMostBytes = 64 << 20;
-
-std::string read_image(const UniqueFd& dir, const std::string& name) {
-  auto file = open_checked(dir.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file);
-  if (!file) return {};
-  auto text = read_file(*file, name, kMostBytes);
-  return text ? std::move(*text) : std::string();
-}
-
-// Calls `take` with each message of an image. False if it ends, or cannot be parsed, before that.
-template <typename Take>
-bool each_message(const std::string& image, std::uint32_t magic, const Take& take) {
-  const auto word = [&](std::size_t at) {
-    std::uint32_t value = 0;
-    std::memcpy(&value, image.data() + at, sizeof value);
-    return value;
-  };
-  constexpr std::size_t kHead = 8;
-  if (image.size() < kHead || word(0) != kAnyImageMagic || word(4) != magic) return false;
-  std::size_t at = kHead;
-  while (image.size() - at >= 4) {
-    const std::size_t size = word(at);
-    at += 4;
-    if (size > image.size() - at) return false;
-    try {
-      take(protozero::pbf_reader(image.data() + at, size));
-    } catch (const protozero::exception&) {
-      return false;  // criu says so, too
-    }
-    at += size;
-  }
-  return at == image.size();
-}
 
 struct RegularEntry {
   NeededFile file;
@@ -142,12 +108,6 @@ std::string renamed_entry(const protozero::pbf_reader& entry,
       });
 }
 
-void append_message(std::string& image, std::string_view message) {
-  const auto size = static_cast<std::uint32_t>(message.size());
-  image.append(reinterpret_cast<const char*>(&size), sizeof size);
-  image += message;
-}
-
 Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image) {
   constexpr const char* kNew = "files.img.new";
   STASIS_TRY_ASSIGN(
@@ -196,27 +156,28 @@ std::optional<UnixSocket> unix_socket_of(protozero::pbf_reader entry) {
 std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
   using Wire = protozero::pbf_wire_type;
   std::map<std::uint64_t, RegularEntry> entries;
-  each_message(read_image(criu_dir, kFilesImage), kFilesMagic, [&](protozero::pbf_reader message) {
-    std::uint64_t type = 0;
-    std::uint64_t id = 0;
-    std::optional<protozero::pbf_reader> regular;
-    while (message.next()) {
-      switch (message.tag_and_type()) {
-        case protozero::tag_and_type(1, Wire::varint):
-          type = message.get_uint64();
-          break;
-        case protozero::tag_and_type(2, Wire::varint):
-          id = message.get_uint64();
-          break;
-        case protozero::tag_and_type(3, Wire::length_delimited):
-          regular = message.get_message();
-          break;
-        default:
-          message.skip();
-      }
-    }
-    if (type == kRegularType && regular) entries.emplace(id, parse_regular(*regular));
-  });
+  each_message(read_criu_image(criu_dir, kFilesImage), kFilesMagic,
+               [&](protozero::pbf_reader message) {
+                 std::uint64_t type = 0;
+                 std::uint64_t id = 0;
+                 std::optional<protozero::pbf_reader> regular;
+                 while (message.next()) {
+                   switch (message.tag_and_type()) {
+                     case protozero::tag_and_type(1, Wire::varint):
+                       type = message.get_uint64();
+                       break;
+                     case protozero::tag_and_type(2, Wire::varint):
+                       id = message.get_uint64();
+                       break;
+                     case protozero::tag_and_type(3, Wire::length_delimited):
+                       regular = message.get_message();
+                       break;
+                     default:
+                       message.skip();
+                   }
+                 }
+                 if (type == kRegularType && regular) entries.emplace(id, parse_regular(*regular));
+               });
   std::set<std::uint64_t> nameless;  // those that are found by something else
   const auto take_remap = [&](protozero::pbf_reader message) {
     std::map<protozero::pbf_tag_type, std::uint64_t> fields;  // orig_id, remap_id, remap_type
@@ -235,7 +196,7 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
     if (const auto file = entries.find(fields[1]); file != entries.end())
       it->second.elsewhere |= file->second.elsewhere;
   };
-  each_message(read_image(criu_dir, "remap-fpath.img"), kRemapMagic, take_remap);
+  each_message(read_criu_image(criu_dir, "remap-fpath.img"), kRemapMagic, take_remap);
   std::vector<NeededFile> out;
   for (auto& [id, entry] : entries) {
     const std::string& path = entry.file.path;
@@ -251,7 +212,7 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
 Result<void> rename_link_remaps(const UniqueFd& criu_dir,
                                 const std::map<std::string, std::string>& names) {
   if (names.empty()) return {};
-  const std::string image = read_image(criu_dir, kFilesImage);
+  const std::string image = read_criu_image(criu_dir, kFilesImage);
   std::string out = image.substr(0, 8);
   const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
     append_message(out, renamed_entry(message, names));
@@ -261,7 +222,7 @@ Result<void> rename_link_remaps(const UniqueFd& criu_dir,
 }
 
 Result<void> put_listeners_first(const UniqueFd& criu_dir) {
-  const std::string image = read_image(criu_dir, kFilesImage);
+  const std::string image = read_criu_image(criu_dir, kFilesImage);
   std::string listeners;
   std::string others;
   std::set<std::uint64_t> seen;      // listeners

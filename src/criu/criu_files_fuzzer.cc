@@ -12,6 +12,7 @@
 #include <map>
 #include <string>
 
+#include "criu/criu_addresses.h"
 #include "criu/criu_files.h"
 
 namespace {
@@ -50,6 +51,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (file.path.empty() || file.path.front() != '/') std::abort();
     if (file.of_criu) names[file.path] = file.path + ".renamed";
   }
+  // By any of the addresses, each of which some input has.
+  for (const char* text : {"10.0.0.1=10.0.0.2", "fd00::1=fd00::2"})
+    (void)files_with_addresses(std::string(reinterpret_cast<const char*>(data + 2), first),
+                               {parse_address_pair(text).value()});
   if (!put_listeners_first(folder.dir)) std::abort();
   if (!rename_link_remaps(folder.dir, names)) return 0;
   // What was renamed is found by its new name, and nothing else has changed.

@@ -24,6 +24,7 @@
 #include "base/result.h"
 #include "base/units.h"
 #include "criu/criu.h"
+#include "criu/criu_addresses.h"
 #include "direct/environment.h"
 #include "driver/driver.h"
 #include "driver/gpu_map.h"
@@ -245,6 +246,8 @@ struct RestoreOptions {
   std::optional<CgroupMode> cgroups;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;
+  // What the sockets are bound to, and connected with, in the place of what they were.
+  std::vector<AddressPair> addresses = {};
 };
 
 struct RestoreReport : Report {

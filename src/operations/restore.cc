@@ -174,7 +174,7 @@ class RestoreRun {
     STASIS_TRY(check_host_memory(manifest(), elsewhere, in_our_cgroup(), to_copy));
     STASIS_TRY(check_rights(*image_));
     STASIS_TRY(check_numbers(manifest()));
-    STASIS_TRY(check_addresses(manifest(), criu_options_.tcp_close));
+    STASIS_TRY(check_addresses(manifest(), criu_options_.tcp_close, options_.addresses));
     STASIS_TRY(wait_for_ports(env_, manifest()));
     return check_files(*image_);
   }
@@ -208,9 +208,19 @@ class RestoreRun {
     return journal_->update(targets_);
   }
 
+  Result<void> map_addresses() {
+    if (options_.addresses.empty()) return {};
+    STASIS_TRY_ASSIGN(
+        mapped_, stasis::map_addresses(image_->criu_dir(), log_->directory(), options_.addresses));
+    for (const AddressPair& pair : options_.addresses)
+      env_.tell(fmt::format("sockets that had the address {} have {}", pair.from, pair.to));
+    return {};
+  }
+
   // Before CRIU opens them.
   Result<void> put_files_back() {
     if (options_.on_checked) STASIS_TRY(options_.on_checked(image_->criu_dir()));
+    STASIS_TRY(map_addresses());
     STASIS_TRY_ASSIGN(auto to_put_back, files_to_put_back(*image_));
     for (const auto& [kept, how] : to_put_back)
       STASIS_TRY(files_->put_back(kept, how));
@@ -244,7 +254,8 @@ class RestoreRun {
   }
 
   RestoreRequest criu_request() {
-    RestoreRequest request{image_->criu_dir(), log_->directory(), log_->name()};
+    RestoreRequest request{mapped_.valid() ? mapped_ : image_->criu_dir(), log_->directory(),
+                           log_->name()};
     request.options = criu_options_;
     request.external = options_.external;
     request.inherit = options_.inherit;
@@ -380,6 +391,7 @@ class RestoreRun {
   const RestoreOptions& options_;
   Phases phases_;
   std::optional<ImageReader> image_;
+  UniqueFd mapped_;  // CRIU's files, in which sockets have other addresses
   CriuOptions criu_options_;
   std::optional<Criu> criu_;
   std::vector<Gpu> old_gpus_;  // of the machine where the image was made

@@ -93,7 +93,8 @@ bool is_here(const std::string& address) {
 
 }  // namespace
 
-Result<void> check_addresses(const Manifest& manifest, bool tcp_close) {
+Result<void> check_addresses(const Manifest& manifest, bool tcp_close,
+                             const std::vector<AddressPair>& mapped) {
   if (!manifest.sockets) return {};
   std::set<std::string> needed(manifest.sockets->addresses.begin(),
                                manifest.sockets->addresses.end());
@@ -102,12 +103,15 @@ Result<void> check_addresses(const Manifest& manifest, bool tcp_close) {
                   manifest.sockets->connection_addresses.end());
   std::vector<std::string> missing;
   for (const std::string& address : needed)
-    if (!is_here(address)) missing.push_back(address);
+    if (!is_here(mapped_address(address, mapped)))
+      missing.push_back(mapped_address(address, mapped));
   if (missing.empty()) return {};
   const bool only_connections =
       std::none_of(missing.begin(), missing.end(), [&](const std::string& address) {
         const auto& bound = manifest.sockets->addresses;
-        return std::find(bound.begin(), bound.end(), address) != bound.end();
+        return std::any_of(bound.begin(), bound.end(), [&](const std::string& one) {
+          return mapped_address(one, mapped) == address;
+        });
       });
   const bool is_six = missing.front().find(':') != std::string::npos;
   return fail(
@@ -115,8 +119,9 @@ Result<void> check_addresses(const Manifest& manifest, bool tcp_close) {
       fmt::format("{} of the job {} {}, which is not an address of this machine",
                   only_connections ? "TCP connections" : "sockets",
                   only_connections ? "have the address" : "are bound to", fmt::join(missing, ", ")),
-      fmt::format("give this machine the address (ip address add {}/{} dev lo){}", missing.front(),
-                  is_six ? 128 : 32,
+      fmt::format("give this machine the address (ip address add {}/{} dev lo), or the job "
+                  "another one: --map-address {}=NEW{}",
+                  missing.front(), is_six ? 128 : 32, missing.front(),
                   only_connections ? ", or let the connections be closed: --tcp-close"
                                    : "; a program that listens on all addresses does not need it"));
 }

@@ -16,9 +16,10 @@ namespace stasis {
 int count_time_waits(const std::set<std::uint16_t>& ports, bool end);
 
 // The addresses that sockets of the image are bound to are on this machine, as far as the image
-// says; those of TCP connections too, unless these are to be closed. kCriuFailed, naming them, as
-// CRIU's own failure would be.
-Result<void> check_addresses(const Manifest& manifest, bool tcp_close);
+// says, or those that are to be in their place; those of TCP connections too, unless these are to
+// be closed. kCriuFailed, naming them, as CRIU's own failure would be.
+Result<void> check_addresses(const Manifest& manifest, bool tcp_close,
+                             const std::vector<AddressPair>& mapped = {});
 
 // A connection that was closed holds its port for a minute more, so a job that is restored soon
 // after its dump could not listen where it did. Ends such connections on the image's ports, or

@@ -171,6 +171,14 @@ static void test_options(void) {
   dump.external_count = 1;
   EXPECT(stasis_dump(session, getpid(), &dump, NULL, NULL), STASIS_USAGE);
 
+  stasis_restore_options restore;
+  const char* const pair = "10.0.0.1";
+  stasis_restore_options_init(&restore, sizeof restore);
+  restore.images_dir = folder;
+  restore.map_addresses = &pair;
+  restore.map_address_count = 1;
+  EXPECT(stasis_restore(session, &restore, NULL, NULL), STASIS_USAGE);
+
   stasis_suspend_options suspend = {0};
   EXPECT(stasis_suspend(session, getpid(), &suspend, NULL, NULL), STASIS_USAGE);
   EXPECT(stasis_suspend(NULL, getpid(), NULL, NULL, NULL), STASIS_USAGE);

@@ -11,7 +11,9 @@ setup() {
 }
 teardown() {
   end_stasis
-  [[ ! -e $BATS_TEST_TMPDIR/address ]] || ip address del 10.99.0.1/32 dev lo 2>/dev/null || true
+  [[ -e $BATS_TEST_TMPDIR/address ]] || return 0
+  ip address del 10.99.0.1/32 dev lo 2>/dev/null || true
+  ip address del 10.99.0.2/32 dev lo 2>/dev/null || true
 }
 
 # start_python PYTHON: a CUDA process below a Python program that has done this, and then goes on as
@@ -143,6 +145,52 @@ c = socket.create_server(("127.0.0.1", 0)); d = socket.create_server(("0.0.0.0",
   assert_contains "$err" "--tcp-close"
   restore_it --tcp-close
   target_goes_on
+}
+
+@test "--map-address: sockets and the connections among them come back with another address" {
+  local port
+  : >"$BATS_TEST_TMPDIR/address"
+  ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
+  start_python 'server = socket.create_server(("10.99.0.1", 0))
+six = socket.create_server(("::ffff:10.99.0.1", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); datagrams.bind(("10.99.0.1", 0))
+every = socket.create_server(("0.0.0.0", 0))
+open(folder + "/port", "w").write(str(server.getsockname()[1]))
+if os.fork() == 0:
+    one = socket.create_connection(server.getsockname())
+    while True: one.sendall(one.recv(100).upper())
+other, _ = server.accept()
+def rounds():
+    number = 0
+    while True:
+        number += 1
+        other.sendall(b"round %d" % number)
+        assert other.recv(100) == b"ROUND %d" % number
+        names = [s.getsockname()[0] for s in (server, six, datagrams, every, other)] + [other.getpeername()[0]]
+        with open(folder + "/names.new", "w") as file: file.write(" ".join(names))
+        os.rename(folder + "/names.new", folder + "/names")
+        open(folder + "/rounds", "w").write(str(number))
+        time.sleep(0.02)
+import threading; threading.Thread(target=rounds, daemon=True).start()'
+  port=$(cat "$BATS_TEST_TMPDIR/port")
+  dump_it
+  ip address del 10.99.0.1/32 dev lo
+  ip address add 10.99.0.2/32 dev lo
+  refused 9 criu-failed restore --images-dir "$image" --detach
+  assert_contains "$err" "--map-address 10.99.0.1=NEW"
+  refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.2 --map-address 10.99.0.7=10.99.0.2
+  assert_contains "$err" "no socket of the image has the address 10.99.0.7"
+  refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=::1
+  refused 9 criu-failed restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.3
+  assert_contains "$err" "bound to 10.99.0.3, which is not an address of this machine"
+  restore_it --map-address 10.99.0.1=10.99.0.2
+  rm -f "$BATS_TEST_TMPDIR"/{names,rounds}
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/rounds"
+  assert_equal "$(cat "$BATS_TEST_TMPDIR/names")" "10.99.0.2 ::ffff:10.99.0.2 10.99.0.2 0.0.0.0 10.99.0.2 10.99.0.2"
+  python3 -c 'import socket, sys; socket.create_connection(("10.99.0.2", int(sys.argv[1])), 5)' "$port"
+  # The image is as it was.
+  capture stasis verify "$image"
+  ((status == 0))
 }
 
 @test "connections of a job's processes with each other are kept without an option, and carry on" {

@@ -337,6 +337,10 @@ class Dump(harness.Case):
             stasis.inspect(b"with\0null")
         target.goes_on()
         target.kill()
+        for addresses in ({"10.0.0.1": "::1"}, {"10.9.9.9": "10.0.0.1"}):
+            with self.assertRaises(stasis.Error) as caught:
+                stasis.restore(os.path.join(folder, b"one\xff"), map_addresses=addresses)
+            self.assertEqual(caught.exception.code, "usage")
         back = stasis.restore(os.path.join(folder, b"one\xff"), external=["mnt[\udcff]:/nowhere"])
         self.assertEqual(back.pid, target.pid)
         target.goes_on()
