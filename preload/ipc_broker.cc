@@ -361,7 +361,9 @@ int descriptor_of_share(Physical& physical) {
 
 std::optional<ShareKey> key_of_descriptor(int fd) {
   HandleContent content{};
-  if (fd < 0 || ::fcntl(fd, F_GET_SEALS) != kDescriptorSeals ||
+  const int seals = fd < 0 ? -1 : ::fcntl(fd, F_GET_SEALS);
+  // The kernel adds one where it forbids to execute such files (vm.memfd_noexec).
+  if (seals < 0 || (seals & kDescriptorSeals) != kDescriptorSeals ||
       ::pread(fd, &content, sizeof content, 0) != sizeof content ||
       std::memcmp(content.magic, kMagic, sizeof kMagic) != 0)
     return std::nullopt;

@@ -53,8 +53,10 @@ std::atomic<bool> g_forks_pass{false};
 
 bool holds_page(int fd) {
   struct stat status {};
-  return fd >= 0 && ::fcntl(fd, F_GET_SEALS) == direct::kAgentSeals && ::fstat(fd, &status) == 0 &&
-         status.st_size == sizeof(ControlPage);
+  const int seals = fd < 0 ? -1 : ::fcntl(fd, F_GET_SEALS);
+  // The kernel adds one where it forbids to execute such files (vm.memfd_noexec).
+  return seals >= 0 && (seals & direct::kAgentSeals) == direct::kAgentSeals &&
+         ::fstat(fd, &status) == 0 && status.st_size == sizeof(ControlPage);
 }
 
 Session::Session(ControlPage& page, int fd)

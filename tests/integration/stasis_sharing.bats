@@ -89,6 +89,42 @@ start_ranks() {
   restored_verifies 3
 }
 
+@test "ranks share memory where the kernel forbids to execute files of memory, and are dumped and restored" {
+  need_root "CRIU, PID namespaces"
+  [[ -e /proc/sys/vm/memfd_noexec ]] || skip "this kernel has no vm.memfd_noexec"
+  # The setting is that of the PID namespace, and its files have a seal more.
+  cat >"$BATS_TEST_TMPDIR/inside" <<'END'
+set -e
+cd "$BATS_TEST_TMPDIR"
+echo 1 >/proc/sys/vm/memfd_noexec
+LD_PRELOAD=$1 setsid stasis-workload collective --children 2 --size 256K --pause-ms 2 --sharing --status ranks </dev/null >log 2>&1 3>&- 4>&- &
+goes_on() {
+  local before i
+  before=$(cat ranks || true)
+  for ((i = 0; i < 600; ++i)); do
+    kill -0 "$pid"
+    [[ $(cat ranks || true) == "$before" ]] || return 0
+    sleep 0.1
+  done
+  return 1
+}
+pid=$!
+goes_on; goes_on
+stasis suspend $pid
+stasis resume $pid
+goes_on
+stasis dump $pid --images-dir image
+stasis restore --images-dir image --detach
+goes_on; goes_on
+kill $pid
+while kill -0 $pid; do sleep 0.1; done
+[[ $(grep -c "^verified" log) == 3 ]]
+END
+  export BATS_TEST_TMPDIR
+  capture timeout 120 unshare --pid --fork --mount-proc --kill-child env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" bash "$BATS_TEST_TMPDIR/inside" "$agent"
+  ((status == 0)) || { cat "$BATS_TEST_TMPDIR/log" >&2; echo "$out$err" >&2; return 1; }
+}
+
 @test "one of two ranks by itself is refused before anything is touched" {
   start_ranks 2
   STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "${CHILDREN[0]}"
