@@ -142,6 +142,13 @@ struct DriverShare {
   std::uint64_t number = next_number();
 };
 
+// An object of cuMulticastCreate, which is there for as long as the program has a handle or a
+// mapping of it.
+struct Multicast {
+  unsigned handles = 0;
+  std::map<cuda::CUdeviceptr, std::size_t> mapped;
+};
+
 // What the driver has opened for the program.
 struct OpenedByDriver {
   cuda::CUcontext context = nullptr;
@@ -232,8 +239,8 @@ struct Tables {
   // By the number that others know it by, the same for both.
   std::unordered_map<std::uint64_t, Physical*> shares;
   std::map<std::uint64_t, DriverShare> driver_shares;
-  // Objects of cuMulticastCreate, by the driver's handles.
-  std::set<CUmulticastHandle> multicasts;
+  // By the driver's handle.
+  std::map<CUmulticastHandle, Multicast> multicasts;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
   std::map<cuda::CUdeviceptr, Managed> managed;
   // The addresses of the agent's pools, with their sizes (pools.h).

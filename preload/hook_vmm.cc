@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "activation.h"
@@ -38,6 +39,19 @@ CUmemGenericAllocationHandle real_of(CUmemGenericAllocationHandle handle) {
   const TablesLock lock;
   const auto* physical = held(handle);
   return physical ? physical->real : handle;
+}
+
+// The program has given up a handle of a multicast object, or what was mapped in the range.
+void forget_multicasts(CUmulticastHandle released, CUdeviceptr address, std::size_t size) {
+  const TablesLock lock;
+  auto& all = tables().multicasts;
+  for (auto& [handle, multicast] : all) {
+    if (handle == released && multicast.handles > 0) --multicast.handles;
+    auto& mapped = multicast.mapped;
+    mapped.erase(mapped.lower_bound(address), mapped.lower_bound(address + size));
+  }
+  std::erase_if(
+      all, [](const auto& one) { return one.second.handles == 0 && one.second.mapped.empty(); });
 }
 
 constexpr auto kDescriptor = static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
@@ -119,10 +133,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (physical && unneeded.empty()) return CUDA_SUCCESS;
   }
   const auto result = driver().cuMemRelease(unneeded.front());
-  if (result == CUDA_SUCCESS) {
-    const TablesLock lock;
-    tables().multicasts.erase(handle);
-  }
+  if (result == CUDA_SUCCESS) forget_multicasts(handle, 0, 0);
   return result;
 }
 
@@ -145,7 +156,13 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
     }
   }
   const auto result = driver().cuMemMap(address, size, offset, real, flags);
-  if (!physical) return result;
+  if (!physical) {
+    const TablesLock lock;
+    const auto at = tables().multicasts.find(handle);
+    if (result == CUDA_SUCCESS && at != tables().multicasts.end() && at->second.handles > 0)
+      at->second.mapped[address] = size;
+    return result;
+  }
   Unneeded unneeded;
   {
     const TablesLock lock;
@@ -167,7 +184,9 @@ CUresult cuMemUnmap(CUdeviceptr address, std::size_t size) {
     if (is_allocated(address, size)) return CUDA_ERROR_INVALID_VALUE;
   }
   const auto result = driver().cuMemUnmap(address, size);
-  if (result == CUDA_SUCCESS) drop_and_release(address, size);
+  if (result != CUDA_SUCCESS) return result;
+  drop_and_release(address, size);
+  forget_multicasts(0, address, size);
   return result;
 }
 
@@ -199,7 +218,18 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
       return CUDA_SUCCESS;
     }
   }
-  return driver().cuMemRetainAllocationHandle(handle, address);
+  const auto result = driver().cuMemRetainAllocationHandle(handle, address);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  for (const auto& [known, multicast] : tables().multicasts) {
+    const auto after = multicast.mapped.upper_bound(pointer);
+    if (after == multicast.mapped.begin()) continue;
+    const auto& [start, size] = *std::prev(after);
+    if (pointer - start >= size) continue;
+    ++tables().multicasts[*handle].handles;
+    break;
+  }
+  return result;
 }
 
 // The program gets a descriptor of the agent's, which other agents know the piece by: the driver's
@@ -339,14 +369,12 @@ void bound(CUdeviceptr address, std::size_t size) {
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
                            const CUmulticastObjectProp* prop) {
   const Gate::Pass pass;
+  const SharingCall sharing;
   const auto result =
       under_new_number(multicast, [&] { return driver().cuMulticastCreate(multicast, prop); });
   if (result != CUDA_SUCCESS || !multicast) return result;
-  {
-    const TablesLock lock;
-    tables().multicasts.insert(*multicast);
-  }
-  Agent::start();
+  const TablesLock lock;
+  ++tables().multicasts[*multicast].handles;
   return result;
 }
 

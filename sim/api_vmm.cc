@@ -1,7 +1,4 @@
 // Virtual memory management.
-#include <mutex>
-#include <set>
-
 #include "sim/api.h"
 #include "sim/driver.h"
 
@@ -68,42 +65,28 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
     const int slot = driver.devices[host ? 0 : Driver::ordinal_index(prop->location.id)].slot;
     Object* object = nullptr;
     auto rc = driver.memory.create(
-        slot, size, {prop->requestedHandleTypes, prop->allocFlags.usage, host}, object);
+        slot, size, {prop->requestedHandleTypes, prop->allocFlags.usage, host, false}, object);
     if (rc == CUDA_SUCCESS) *handle = handle_of(object);
     return rc;
   });
 }
 
-namespace {
-
-// Objects of which nothing but that they were made matters here.
-std::mutex g_multicasts_mutex;
-std::set<CUmemGenericAllocationHandle> g_multicasts;
-
-bool release_multicast(CUmemGenericAllocationHandle handle) {
-  const std::lock_guard lock(g_multicasts_mutex);
-  return g_multicasts.erase(handle) > 0;
-}
-
-}  // namespace
-
+// Memory on the first GPU, which no device is added to and nothing is bound to.
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
                            const CUmulticastObjectProp* prop) {
-  return gated([&](Driver&) -> CUresult {
-    if (!multicast || !prop || prop->numDevices == 0 || prop->size == 0)
-      return CUDA_ERROR_INVALID_VALUE;
-    static CUmemGenericAllocationHandle last = 0;
-    const std::lock_guard lock(g_multicasts_mutex);
-    *multicast = ++last;
-    g_multicasts.insert(*multicast);
-    return CUDA_SUCCESS;
+  return gated([&](Driver& driver) -> CUresult {
+    if (!multicast || !prop || prop->numDevices == 0) return CUDA_ERROR_INVALID_VALUE;
+    Object* object = nullptr;
+    const auto types = static_cast<std::uint32_t>(prop->handleTypes);
+    const auto rc =
+        driver.memory.create(driver.devices[0].slot, prop->size, {types, 0, false, true}, object);
+    if (rc == CUDA_SUCCESS) *multicast = handle_of(object);
+    return rc;
   });
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  return gated([&](Driver& driver) {
-    return release_multicast(handle) ? CUDA_SUCCESS : driver.memory.release(object_of(handle));
-  });
+  return gated([&](Driver& driver) { return driver.memory.release(object_of(handle)); });
 }
 
 CUresult cuMemMap(CUdeviceptr pointer, std::size_t size, std::size_t offset,

@@ -464,6 +464,7 @@ CUresult Memory::foreign_refusal() const {
   for (const auto* object : objects_) {
     if (object->origin == Object::Origin::kOpened) return CUDA_ERROR_INVALID_VALUE;
     if (object->origin == Object::Origin::kImported) return CUDA_ERROR_NOT_SUPPORTED;
+    if (object->kind.multicast) return CUDA_ERROR_NOT_SUPPORTED;
     if (object->kind.host) return CUDA_ERROR_UNKNOWN;
   }
   return CUDA_SUCCESS;

@@ -60,6 +60,7 @@ struct ObjectKind {
   std::uint32_t handle_types = 0;
   std::uint32_t usage = 0;  // CU_MEM_CREATE_USAGE_*
   bool host = false;        // memory of the host's, CU_MEM_LOCATION_TYPE_HOST_NUMA
+  bool multicast = false;   // an object of cuMulticastCreate
 };
 
 // The last page of a memory file, so that an importer knows what it was handed.

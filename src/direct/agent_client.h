@@ -92,8 +92,9 @@ class AgentClient {
   // What the agent in a process says of itself, for a tool that only probes: without the lock, and
   // without a wait for a peer. Nothing if there is no agent. kNotPermitted.
   static Result<std::optional<ProbedAgent>> probe(Pid pid);
-  // An agent's page says that the process has memory of another process's, also if the agent does
-  // not answer, or not yet, or cannot be reached. The driver would lose the process.
+  // An agent's page says that the process has memory of another process's, or a multicast object,
+  // also if the agent does not answer, or not yet, or cannot be reached. The driver would lose the
+  // process.
   static bool says_it_shares(Pid pid);
   // Whether there is an agent, and no way to it: its program has closed the descriptor of its page.
   static bool is_out_of_reach(Pid pid);

@@ -186,7 +186,7 @@ bool AgentClient::says_it_shares(Pid pid) {
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     // The magic comes when the agent's thread has begun to listen.
     return page.version == kAgentVersion && page.bytes == sizeof(ControlPage) &&
-           (page.share_count != 0 || page.driver_share_count != 0);
+           (page.share_count != 0 || page.driver_share_count != 0 || page.multicast_count != 0);
   });
 }
 

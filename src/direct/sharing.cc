@@ -182,18 +182,25 @@ Result<void> refuse_managed(const AgentSet& agents) {
   return {};
 }
 
+namespace {
+
+Result<void> refuse_multicast_of(const AgentClient& agent) {
+  if (agent.multicast_count() == 0) return {};
+  return fail(
+      refusal({"nvlink-multicast", Severity::kRed, agent.pid(),
+               fmt::format("NVLink multicast (NVLS, symmetric memory), which the driver cannot "
+                           "restore: process {} has {} multicast object(s)",
+                           agent.pid().value, agent.multicast_count()),
+               "start it with NCCL_NVLS_ENABLE=0, PyTorch's symmetric memory with "
+               "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1",
+               Override::kIgnoreObstacles}));
+}
+
+}  // namespace
+
 Result<void> refuse_multicast(const AgentSet& agents) {
-  for (const AgentClient& agent : agents) {
-    if (agent.multicast_count() == 0) continue;
-    return fail(
-        refusal({"nvlink-multicast", Severity::kRed, agent.pid(),
-                 fmt::format("NVLink multicast (NVLS, symmetric memory), which the driver cannot "
-                             "restore: process {} has {} multicast object(s)",
-                             agent.pid().value, agent.multicast_count()),
-                 "start it with NCCL_NVLS_ENABLE=0, PyTorch's symmetric memory with "
-                 "TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM with NVSHMEM_DISABLE_NVLS=1",
-                 Override::kIgnoreObstacles}));
-  }
+  for (const AgentClient& agent : agents)
+    STASIS_TRY(refuse_multicast_of(agent));
   return {};
 }
 
@@ -244,6 +251,7 @@ Result<void> refuse_loss_by_driver(const Process& process) {
   if (seen && *seen && ((*seen)->detached || direct::is_away((*seen)->state))) return {};
   auto agent = AgentClient::find(pid, process.pidfd());
   Result<bool> lost = agent ? true : Result<bool>(fail(std::move(agent.error())));
+  if (lost && *agent) STASIS_TRY(refuse_multicast_of(**agent));
   if (lost && *agent)
     lost = (*agent)->driver_share_count() != 0 ? Result<bool>(true) : is_lost_by_driver(**agent);
   if (lost && !*lost) return {};
@@ -260,7 +268,7 @@ namespace {
 
 Result<bool> has_begun_to_share(AgentClient& agent, bool by_driver) {
   STASIS_TRY(agent.ask(AgentCommand::kNone, 0, kAtOnce));
-  if (agent.driver_share_count() != 0) return true;
+  if (agent.driver_share_count() != 0 || agent.multicast_count() != 0) return true;
   if (by_driver) return is_lost_by_driver(agent);
   return agent.share_count() != 0;
 }

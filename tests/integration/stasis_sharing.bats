@@ -189,20 +189,32 @@ END
 }
 
 @test "a program that has an object of NVLink multicast is refused, and told what to set" {
+  local what
   cat >"$BATS_TEST_TMPDIR/multicast.py" <<'END'
-import ctypes, sys, time
-driver, context, data, object = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
+import ctypes, os, sys, time
+driver, context, data, object, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
 assert driver.cuInit(0) == 0 and driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
 assert driver.cuMemAlloc_v2(ctypes.byref(data), ctypes.c_size_t(4 << 20)) == 0
 class Prop(ctypes.Structure):
     _fields_ = [("devices", ctypes.c_uint), ("size", ctypes.c_size_t), ("types", ctypes.c_ulonglong), ("flags", ctypes.c_ulonglong)]
+size = ctypes.c_size_t(2 << 20)
 assert driver.cuMulticastCreate(ctypes.byref(object), ctypes.byref(Prop(1, 2 << 20, 1, 0))) == 0
+def map_and_release():
+    assert driver.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0)) == 0
+    assert driver.cuMemMap(address, size, ctypes.c_size_t(0), object, ctypes.c_ulonglong(0)) == 0
+    assert driver.cuMemRelease(object) == 0
+def retain_and_unmap():
+    assert driver.cuMemRetainAllocationHandle(ctypes.byref(object), address) == 0
+    assert driver.cuMemUnmap(address, size) == 0
+def release():
+    assert driver.cuMemRelease(object) == 0
+steps = [map_and_release, retain_and_unmap, release]
 for round in range(1, 10**9):
-    if round == 200:
-        assert driver.cuMemRelease(object) == 0
+    if steps and os.path.exists(f"{sys.argv[1]}.{steps[0].__name__}"):
+        steps.pop(0)()
     assert driver.cuMemsetD8_v2(data, 1, ctypes.c_size_t(4096)) == 0
     with open(sys.argv[1], "w") as status:
-        status.write(f"round {round}\n")
+        status.write(f"round {round} {len(steps)} to go\n")
     time.sleep(0.02)
 END
   TARGET_STATUS=$BATS_TEST_TMPDIR/multicast.status
@@ -210,10 +222,24 @@ END
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
-  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+  refused_as_multicast() {
+    STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+    assert_contains "$err" "NCCL_NVLS_ENABLE=0"
+  }
+  refused_as_multicast
+  # A handle that is released leaves the object where it is mapped.
+  for what in "map_and_release, 2" "retain_and_unmap, 1"; do
+    touch "$TARGET_STATUS.${what%,*}"
+    wait_until 60 grep -q " ${what#*, } to go" "$TARGET_STATUS"
+    refused_as_multicast
+  done
+  # Nor would the driver alone bring it back.
+  capture cuda-checkpoint --toggle --pid "$TARGET"
+  ((status != 0))
   assert_contains "$err" "NCCL_NVLS_ENABLE=0"
-  released() { grep -q "round [2-9][0-9][0-9]" "$TARGET_STATUS"; }
-  wait_until 60 released
+  in_state running
+  touch "$TARGET_STATUS.release"
+  wait_until 60 grep -q " 0 to go" "$TARGET_STATUS"
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   target_goes_on
