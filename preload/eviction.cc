@@ -308,6 +308,9 @@ void forget_tables() {
     end_connection(allocation.connection, allocation.key);
   for (const auto& [address, opened] : all.opened_by_driver)
     end_connection(opened.connection, opened.key);
+  for (const auto& [service, connection] : all.owners)
+    end_connection(connection, {service, 0});
+  all.owners.clear();
   forget_service_after_fork();
   all.shares.clear();
   all.driver_shares.clear();

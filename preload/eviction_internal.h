@@ -239,6 +239,8 @@ struct Tables {
   // By the number that others know it by, the same for both.
   std::unordered_map<std::uint64_t, Physical*> shares;
   std::map<std::uint64_t, DriverShare> driver_shares;
+  // The connections to those whose memory this process has imported by descriptors.
+  std::map<std::uint64_t, int> owners;
   // By the driver's handle.
   std::map<CUmulticastHandle, Multicast> multicasts;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;

@@ -262,9 +262,9 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 
 namespace {
 
-// What the program will hold as `handle`.
+// What the program will hold as `handle`. `connection`: to its owner, if that has an agent.
 void enter_imported(CUmemGenericAllocationHandle* handle, CUmemGenericAllocationHandle real,
-                    std::size_t size, const ShareKey& key) {
+                    std::size_t size, const ShareKey& key, int connection) {
   CUmemAllocationProp prop{};
   (void)driver().cuMemGetAllocationPropertiesFromHandle(&prop, real);
   const TablesLock lock;
@@ -272,6 +272,7 @@ void enter_imported(CUmemGenericAllocationHandle* handle, CUmemGenericAllocation
                                   static_cast<unsigned>(prop.requestedHandleTypes));
   physical->handles = 1;
   physical->key = key;
+  if (key != ShareKey{}) hold_owner(connection, key);
   *handle = physical->handle;
 }
 
@@ -301,7 +302,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     const SharingCall sharing;
     const auto result = driver().cuMemImportFromShareableHandle(&real, shareable, type);
     if (result != CUDA_SUCCESS) return result;
-    enter_imported(handle, real, 0, {});
+    enter_imported(handle, real, 0, {}, -1);
     return result;
   }
   if (import_own(handle, *key)) return CUDA_SUCCESS;
@@ -317,8 +318,11 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     const auto result = driver().cuMemImportFromShareableHandle(
         &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);
     ::close(fetched.memory);
-    end_connection(fetched.connection, *key);
-    if (result == CUDA_SUCCESS) enter_imported(handle, real, fetched.reserved, *key);
+    if (result != CUDA_SUCCESS) {
+      end_connection(fetched.connection, *key);
+      return result;
+    }
+    enter_imported(handle, real, fetched.reserved, *key, fetched.connection);
     return result;
   }
 }

@@ -9,11 +9,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 
+#include "abi/agent_protocol.h"
 #include "abi/descriptor_message.h"
 #include "gate.h"
 #include "intercept.h"
@@ -47,6 +49,9 @@ static_assert(sizeof(HandleContent) <= sizeof(CUipcMemHandle));
 // something has been said already.
 constexpr char kGreeting = '!';
 
+// What is said in place of a number when the answer was imported by its descriptor.
+constexpr std::uint64_t kHolds = 0;
+
 // The answer to a number, with the descriptor, or with the driver's handle.
 struct Answer {
   std::uint32_t result;
@@ -66,8 +71,9 @@ Name name_of(std::uint64_t service) {
   Name name;
   name.address.sun_family = AF_UNIX;
   // The first byte is 0: a name without a file.
-  const int length = std::snprintf(name.address.sun_path + 1, sizeof name.address.sun_path - 1,
-                                   "stasis-ipc-%016llx", static_cast<unsigned long long>(service));
+  const int length =
+      std::snprintf(name.address.sun_path + 1, sizeof name.address.sun_path - 1, "%s%016llx",
+                    direct::kShareSocket, static_cast<unsigned long long>(service));
   name.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
                                      static_cast<std::size_t>(length));
   return name;
@@ -119,6 +125,7 @@ bool same_user_or_root(int connection) {
 struct Connection {
   int fd = -1;
   std::uint64_t share = 0;  // 0: nothing asked yet
+  bool holds = false;       // it has imported by descriptor, and stands for all that it so has
 };
 
 // Changed with the tables locked, so that a forked child finds it whole.
@@ -211,8 +218,14 @@ bool probe(Connection& connection) {
   std::uint64_t share = 0;
   const auto got = ::recv(connection.fd, &share, sizeof share, MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
-  if (got != sizeof share || connection.share != 0) return false;
-  return answer(connection, share);
+  if (got != sizeof share || connection.holds) return false;
+  if (connection.share == 0) return answer(connection, share);
+  if (share != kHolds) return false;
+  const TablesLock lock;
+  count_open(connection.share, -1);
+  connection.share = 0;
+  connection.holds = true;
+  return true;
 }
 
 // Like a call of the program's: while the gate is closed, a process that connects waits to be
@@ -373,6 +386,32 @@ std::optional<ShareKey> key_of_descriptor(int fd) {
 std::optional<ShareKey> key_of_own(const Physical& physical) {
   if (!physical.share || service().token == 0) return std::nullopt;
   return ShareKey{service().token, physical.share};
+}
+
+ShareKey lending(std::uint32_t& holders) {
+  holders = 0;
+  for (const Connection& connection : service().connections)
+    holders += connection.holds;
+  return {service().token, 0};
+}
+
+void hold_owner(int connection, const ShareKey& key) {
+  const auto [at, is_new] = tables().owners.try_emplace(key.service, connection);
+  // The program may have closed what there was.
+  if (!is_new && is_connection(at->second, key.service)) return end_connection(connection, key);
+  at->second = connection;
+  (void)!::send(connection, &kHolds, sizeof kHolds, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void leave_owner(std::uint64_t service) {
+  auto& owners = tables().owners;
+  const auto at = owners.find(service);
+  const bool has_more =
+      std::any_of(tables().physicals.begin(), tables().physicals.end(),
+                  [&](const auto& entry) { return entry.second->key.service == service; });
+  if (at == owners.end() || has_more) return;
+  end_connection(at->second, {service, 0});
+  owners.erase(at);
 }
 
 std::optional<CUipcMemHandle> handle_of_driver_share(CUdeviceptr address, CUcontext context) {

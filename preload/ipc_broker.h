@@ -3,7 +3,8 @@
 // gets a descriptor of the memory, or, where the driver serves it, the driver's handle. Of CUDA IPC
 // the connection stays for as long as the memory is open there, so that the owner knows: memory
 // that is open in two processes cannot leave. cuMemExportToShareableHandle gives a descriptor that
-// says the same: a sealed file of memory.
+// says the same: a sealed file of memory. Of what is imported by it one connection stays for each
+// owner.
 //
 // The socket is abstract, made at the first cuIpcGetMemHandle, and served by a thread. CRIU dumps
 // one that listens. Only the same user and root are answered.
@@ -52,6 +53,15 @@ bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t clos
 
 // The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);
+
+// The next three with the tables locked.
+// What came over the connection was imported by its descriptor, and is in the tables. A process may
+// have hundreds of such: one connection stays for all that it has of an owner's.
+void hold_owner(int connection, const ShareKey& key);
+// A piece of that owner's is no more in the tables. Ends the connection with the last.
+void leave_owner(std::uint64_t service);
+// This process as an owner, and how many processes have such memory of it.
+ShareKey lending(std::uint32_t& holders);
 // In a forked child, whose parent keeps the socket.
 void forget_service_after_fork();
 

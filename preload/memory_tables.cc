@@ -5,6 +5,7 @@
 #include "abi/futex.h"
 #include "eviction_internal.h"
 #include "intercept.h"
+#include "ipc_broker.h"
 
 namespace stasis::preload {
 
@@ -184,8 +185,10 @@ void drop_mappings(CUdeviceptr address, std::size_t size, Unneeded& unneeded) {
 void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   if (physical->handles > 0 || physical->mappings > 0) return;
   if (physical->present) unneeded.push_back(physical->real);
+  const auto owner = physical->key.service;
   tables().shares.erase(physical->share);
   tables().physicals.erase(physical->handle);
+  if (owner != 0) leave_owner(owner);
 }
 
 bool defer_in_capture(CUdeviceptr address, const Allocation& allocation) {

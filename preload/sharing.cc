@@ -89,6 +89,11 @@ std::vector<Shared> list_shared() {
                         physical->is_host()});
     }
   }
+  std::uint32_t holders = 0;
+  const auto lender = lending(holders);
+  if (holders != 0) shared.push_back({id_of(lender), 0, ShareRole::kLender, holders});
+  for (const auto& [service, connection] : tables().owners)
+    shared.push_back({{service, 0}, 0, ShareRole::kHolder, 0});
   return shared;
 }
 

@@ -133,13 +133,21 @@ enum class ShareRole : std::uint32_t {
   kOwner = 0,     // it has made the memory, and others may have imported it
   kImporter = 1,  // the memory is another process's
   kForeign = 2,   // an importer's, and the agent does not know of whom: it cannot be brought back
+  // Of no single piece, the second word of the id being 0. What is imported by descriptor has no
+  // connection to its owner for each piece, but one for all that a process has of another's.
+  kLender = 3,  // `open`: how many others have memory of this process's
+  kHolder = 4,  // this process has memory of that one's
 };
+
+// The abstract socket on which an agent is asked for memory: behind this the first word of the ids,
+// in 16 hexadecimal digits.
+inline constexpr char kShareSocket[] = "stasis-ipc-";
 
 struct AgentShare {
   ShareId id;
   std::uint64_t bytes;
   ShareRole role;
-  std::uint32_t open;     // an owner's: how often other processes have it open by CUDA IPC
+  std::uint32_t open;     // an owner's: how often other processes have it open by CUDA IPC; kLender
   std::int32_t fd;        // the target's descriptor, of kLend and kAttach; -1: none
   std::uint32_t of_host;  // not 0: memory of the host's from cuMemCreate
 };

@@ -46,8 +46,11 @@ struct Share {
   ShareId id{};
   std::uint64_t bytes = 0;
   ShareRole role = ShareRole::kOwner;
-  std::uint32_t open = 0;  // an owner's: how often other processes have it open by CUDA IPC
-  bool of_host = false;    // an owner's: the driver cannot restore it
+  std::uint32_t open =
+      0;                 // an owner's: how often other processes have it open by CUDA IPC; kLender
+  bool of_host = false;  // an owner's: the driver cannot restore it
+  bool is_piece() const { return role != ShareRole::kLender && role != ShareRole::kHolder; }
+  bool is_import() const { return is_piece() && role != ShareRole::kOwner; }
 };
 
 // What the page says to a tool that only probes.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "base/fault_point.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
+#include "direct/sharing_processes.h"
 #include "proc/memory_cgroup.h"
 #include "proc/procfs.h"
 
@@ -30,6 +32,14 @@ namespace {
 std::string pieces(std::size_t count, std::uint64_t bytes) {
   return count == 1 ? fmt::format("1 piece ({})", format_bytes(bytes))
                     : fmt::format("{} pieces ({})", count, format_bytes(bytes));
+}
+
+std::string of_those(const std::vector<SharingProcess>& owners) {
+  std::string text;
+  for (const SharingProcess& owner : owners)
+    text +=
+        fmt::format("{} process {} ({})", text.empty() ? " of" : ",", owner.pid.value, owner.name);
+  return text;
 }
 
 // Of each id, which process has made it.
@@ -62,33 +72,36 @@ bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
 struct Orphans {
   std::size_t count = 0;
   std::uint64_t bytes = 0;
+  std::set<std::uint64_t> services;  // by which their owners are known
 };
 
 Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares>& processes,
                    const Owners& owners) {
   Orphans orphans;
   for (const Share& share : process.shares) {
-    if (share.role == ShareRole::kOwner) continue;
+    if (!share.is_import()) continue;
     const auto owner = owners.find(share.id);
     const bool here = share.role == ShareRole::kImporter && owner != owners.end() &&
                       may_lend(processes[owner->second], process);
     if (here) continue;
     ++orphans.count;
     orphans.bytes += share.bytes;
+    if (share.role == ShareRole::kImporter) orphans.services.insert(share.id[0]);
   }
   return orphans;
 }
 
 Result<void> check_imports(const std::vector<ProcessShares>& processes, const Owners& owners) {
   for (const ProcessShares& process : processes) {
-    const auto [count, bytes] = orphans_of(process, processes, owners);
-    if (count == 0) continue;
+    const auto orphans = orphans_of(process, processes, owners);
+    if (orphans.count == 0) continue;
     return fail(refusal(
         {"imported-memory", Severity::kRed, process.pid,
          fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
-                     "that has freed it: process {} has imported {}, which the driver "
+                     "that has freed it: process {} has imported {}{}, which the driver "
                      "cannot restore (the job would be lost)",
-                     process.pid.value, pieces(count, bytes)),
+                     process.pid.value, pieces(orphans.count, orphans.bytes),
+                     of_those(find_owners(process.pid, orphans.services))),
          "name the process that both are below, start all of them with `stasis run`, and let "
          "the owner of memory live as long as those who import it",
          Override::kIgnoreObstacles}));
@@ -96,17 +109,25 @@ Result<void> check_imports(const std::vector<ProcessShares>& processes, const Ow
   return {};
 }
 
-// Memory by CUDA IPC says how often it is open. The process of a piece that is so more often than
-// the processes say.
-const ProcessShares* open_elsewhere(const std::vector<ProcessShares>& processes) {
-  std::map<ShareId, std::uint32_t> imports;
+// A piece by CUDA IPC says how often it is open, and a process how many others have memory of its
+// by descriptor. The process that says more than the others do.
+struct OpenElsewhere {
+  Pid pid;
+  std::uint64_t service = 0;
+};
+
+std::optional<OpenElsewhere> open_elsewhere(const std::vector<ProcessShares>& processes) {
+  std::map<ShareId, std::uint32_t> known;
   for (const ProcessShares& process : processes)
     for (const Share& share : process.shares)
-      if (share.role == ShareRole::kImporter) ++imports[share.id];
-  for (const ProcessShares& process : processes)
-    for (const Share& share : process.shares)
-      if (share.role == ShareRole::kOwner && share.open > imports[share.id]) return &process;
-  return nullptr;
+      if (share.role == ShareRole::kImporter || share.role == ShareRole::kHolder) ++known[share.id];
+  for (const ProcessShares& process : processes) {
+    for (const Share& share : process.shares) {
+      const bool says = share.role == ShareRole::kOwner || share.role == ShareRole::kLender;
+      if (says && share.open > known[share.id]) return OpenElsewhere{process.pid, share.id[0]};
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -114,20 +135,27 @@ const ProcessShares* open_elsewhere(const std::vector<ProcessShares>& processes)
 Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
   STASIS_TRY_ASSIGN(const auto owners, owners_of(processes));
   STASIS_TRY(check_imports(processes, owners));
-  const ProcessShares* owner = open_elsewhere(processes);
-  if (owner == nullptr) return {};
+  const auto owner = open_elsewhere(processes);
+  if (!owner) return {};
+  std::set<Pid> known;
+  for (const ProcessShares& process : processes)
+    known.insert(process.pid);
+  std::string others;
+  for (const SharingProcess& other : find_users(owner->pid, owner->service))
+    if (!known.contains(other.pid))
+      others += fmt::format(", and process {} ({}) has it", other.pid.value, other.name);
   return fail(
       refusal({"exported-memory", Severity::kRed, owner->pid,
                fmt::format("GPU memory that another process, which is not in the tree, has open "
-                           "(CUDA IPC): process {} has made it",
-                           owner->pid.value),
+                           "(CUDA IPC, or imported by descriptor): process {} has made it{}",
+                           owner->pid.value, others),
                "name the process that both are below, or try again when the other has closed it "
                "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone)",
                Override::kIgnoreObstacles}));
 }
 
 bool may_settle(const std::vector<ProcessShares>& processes) {
-  if (open_elsewhere(processes) != nullptr) return true;
+  if (open_elsewhere(processes)) return true;
   const auto owners = owners_of(processes);
   if (!owners) return false;
   return std::any_of(processes.begin(), processes.end(), [&](const ProcessShares& process) {
@@ -207,7 +235,7 @@ Result<void> refuse_multicast(const AgentSet& agents) {
 bool any_imports(const std::vector<ProcessShares>& processes) {
   return std::any_of(processes.begin(), processes.end(), [](const ProcessShares& process) {
     return std::any_of(process.shares.begin(), process.shares.end(),
-                       [](const Share& share) { return share.role != ShareRole::kOwner; });
+                       [](const Share& share) { return share.is_import(); });
   });
 }
 
@@ -237,9 +265,11 @@ Result<bool> is_lost_by_driver(AgentClient& agent) {
   if (agent.share_count() == 0) return false;
   STASIS_TRY_ASSIGN(const auto shares, agent.shares(kAtOnce));
   // It names what other processes may know: what it counts besides is the host's, or being made.
-  return agent.share_count() > shares.size() ||
+  const auto pieces = std::count_if(shares.begin(), shares.end(),
+                                    [](const Share& share) { return share.is_piece(); });
+  return agent.share_count() > static_cast<std::uint64_t>(pieces) ||
          std::any_of(shares.begin(), shares.end(), [](const Share& share) {
-           return share.of_host || share.role != ShareRole::kOwner;
+           return share.of_host || share.is_import() || share.open != 0;
          });
 }
 

@@ -56,8 +56,8 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 // Whether any of them has another's memory.
 bool any_imports(const std::vector<ProcessShares>& processes);
 
-// Whether the process has memory that the driver saves and cannot restore: another's, or the host's
-// from cuMemCreate.
+// Whether the process has memory that the driver saves and cannot restore: another's, its own that
+// another has, which would have another one's content afterwards, or the host's from cuMemCreate.
 Result<bool> is_lost_by_driver(direct::AgentClient& agent);
 
 // For tools by which the driver alone moves the memory: NVIDIA's utility as we stand in for it, the

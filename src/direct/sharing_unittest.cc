@@ -19,6 +19,11 @@ Share owned(std::uint64_t service, std::uint64_t number, std::uint32_t open = 0)
 Share imported(std::uint64_t service, std::uint64_t number) {
   return {ShareId{service, number}, 2 * kMiB, ShareRole::kImporter, 0};
 }
+// As whole processes, by descriptors.
+Share lends(std::uint64_t service, std::uint32_t to) {
+  return {ShareId{service, 0}, 0, ShareRole::kLender, to};
+}
+Share holds(std::uint64_t service) { return {ShareId{service, 0}, 0, ShareRole::kHolder, 0}; }
 const Share kForeign{ShareId{}, kMiB, ShareRole::kForeign, 0};
 
 ErrorCode refused(const std::vector<ProcessShares>& processes, const std::string& because) {
@@ -77,6 +82,19 @@ TEST(Sharing, WhatIsOpenElsewhereByIpcIsToldByTheOwner) {
   EXPECT_TRUE(check_sharing({{Pid{10}, 0, {owned(1, 1, 1)}}, importer}));
   EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1, 2)}}, importer}, "process 10 has made it"),
             ErrorCode::kNotSupported);
+}
+
+TEST(Sharing, WhatIsImportedElsewhereByDescriptorIsToldByTheOwner) {
+  const ProcessShares owner{Pid{10}, 0, {owned(1, 1), owned(1, 2), lends(1, 2)}};
+  const ProcessShares first{Pid{11}, 0, {imported(1, 1), imported(1, 2), holds(1)}};
+  const ProcessShares second{Pid{12}, 0, {imported(1, 2), holds(1)}};
+  EXPECT_TRUE(check_sharing({owner, first, second}));
+  EXPECT_EQ(refused({owner, first}, "process 10 has made it"), ErrorCode::kNotSupported);
+  EXPECT_TRUE(may_settle({owner, first}));
+  EXPECT_FALSE(may_settle({owner, first, second}));
+  // It gave all of it up, and its connection is about to end.
+  EXPECT_TRUE(check_sharing({owner, first, {Pid{12}, 0, {holds(1)}}}));
+  EXPECT_FALSE(any_imports({owner, {Pid{12}, 0, {holds(1)}}}));
 }
 
 }  // namespace

@@ -138,6 +138,100 @@ END
   target_verifies
 }
 
+@test "the owner of memory that a process of another tree has is refused as that one is, and both are named" {
+  local owner other what
+  cat >"$BATS_TEST_TMPDIR/pair.py" <<'END'
+import ctypes, os, socket, sys, time
+driver, context, data = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+def call(name, *words):
+    result = getattr(driver, name)(*words)
+    assert result == 0, (name, result)
+class Place(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("id", ctypes.c_int)]
+class Prop(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("handles", ctypes.c_uint), ("place", Place), ("rest", ctypes.c_uint64 * 2)]
+class Right(ctypes.Structure):
+    _fields_ = [("place", Place), ("flags", ctypes.c_uint)]
+gpu, size, none, long = Place(1, 0), ctypes.c_size_t(2 << 20), ctypes.c_uint64(0), ctypes.c_uint64
+what, status, way = sys.argv[1], sys.argv[2], sys.argv[3]
+call("cuInit", 0)
+call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+call("cuMemAlloc_v2", ctypes.byref(data), size)
+handles = [long(), long()]
+unix = socket.socket(socket.AF_UNIX)
+if what == "owner":
+    fds = []
+    for handle in handles:
+        call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(Prop(1, 1, gpu)), none)
+        fd = ctypes.c_int()
+        call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, 1, none)
+        fds.append(fd.value)
+    unix.bind(way + ".new")
+    unix.listen()
+    os.rename(way + ".new", way)
+    other = unix.accept()[0]
+    socket.send_fds(other, [b"x"], fds)
+else:
+    while not os.path.exists(way):
+        time.sleep(0.01)
+    unix.connect(way)
+    other, fds = None, socket.recv_fds(unix, 1, 2)[1]
+    for handle, fd in zip(handles, fds):
+        call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd), 1)
+for fd in fds:
+    os.close(fd)
+unix.close()
+if other:
+    other.close()
+places = []
+for handle in handles:
+    place = long()
+    call("cuMemAddressReserve", ctypes.byref(place), size, none, none, none)
+    call("cuMemMap", place, size, none, handle, none)
+    call("cuMemSetAccess", place, size, ctypes.byref(Right(gpu, 3)), ctypes.c_size_t(1))
+    call("cuMemRelease", handle)
+    places.append(place)
+for round in range(1, 10**9):
+    if what == "other" and places and os.path.exists(f"{status}.{len(places)}"):
+        call("cuMemUnmap", places.pop(), size)
+    call("cuMemsetD8_v2", data, 1, size)
+    with open(status + ".new", "w") as file:
+        file.write(f"round {round} {len(places)} mapped\n")
+    os.rename(status + ".new", status)
+    time.sleep(0.02)
+END
+  for what in owner other; do
+    TARGET_STATUS=$BATS_TEST_TMPDIR/$what
+    (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/pair.py" "$what" "$TARGET_STATUS" "$BATS_TEST_TMPDIR/way") \
+      </dev/null >&2 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    declare "$what=$TARGET"
+  done
+  wait_until 60 target_is_up
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$other"
+  assert_contains "$err" "process $other has imported 2 pieces (4.00 MiB) of process $owner (python3)"
+  unshared() { STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$owner" "$@" && assert_contains "$err" "process $owner has made it, and process $other (python3) has it"; }
+  unshared
+  unshared --path driver
+  capture cuda-checkpoint --toggle --pid "$owner"
+  ((status != 0))
+  assert_contains "$err" "process $owner would be lost"
+  in_state running "$owner"
+  # It has one of the two, and then none.
+  touch "$TARGET_STATUS.2"
+  wait_until 60 grep -q " 1 mapped" "$TARGET_STATUS"
+  unshared
+  touch "$TARGET_STATUS.1"
+  wait_until 60 grep -q " 0 mapped" "$TARGET_STATUS"
+  TARGET=$owner TARGET_STATUS=$BATS_TEST_TMPDIR/owner
+  done_by suspend "$owner"
+  done_by resume "$owner"
+  target_goes_on
+  done_by suspend "$other"
+  done_by resume "$other"
+}
+
 @test "ranks whose agents do not answer are refused, and not left to the driver" {
   # What holds for NCCL is said without the agents.
   local unheard=$BATS_TEST_TMPDIR/unheard way child LIKE=''

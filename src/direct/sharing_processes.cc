@@ -1,0 +1,61 @@
+#include "direct/sharing_processes.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "abi/agent_protocol.h"
+#include "proc/unix_peers.h"
+
+namespace stasis {
+namespace {
+
+// As /proc writes abstract names.
+std::string name_of(std::uint64_t service) {
+  return fmt::format("@{}{:016x}", direct::kShareSocket, service);
+}
+
+std::vector<SharingProcess> processes_with(const std::set<std::uint64_t>& sockets) {
+  std::vector<SharingProcess> out;
+  if (sockets.empty()) return out;
+  const proc::ProcFs procfs;
+  const auto all = procfs.all();
+  if (!all) return out;
+  for (const proc::ProcessInfo& info : *all) {
+    const auto inodes = procfs.socket_inodes(info.pid);
+    if (inodes && std::any_of(inodes->begin(), inodes->end(),
+                              [&](std::uint64_t one) { return sockets.contains(one); }))
+      out.push_back({info.pid, info.comm});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64_t>& services) {
+  std::set<std::string> names;
+  for (const std::uint64_t service : services)
+    names.insert(name_of(service));
+  std::set<std::uint64_t> listening;
+  if (const auto sockets = proc::ProcFs().unix_sockets(importer); sockets && !names.empty()) {
+    for (const proc::UnixSocket& socket : *sockets)
+      if (socket.listens && names.contains(socket.path)) listening.insert(socket.inode);
+  }
+  return processes_with(listening);
+}
+
+std::vector<SharingProcess> find_users(Pid owner, std::uint64_t service) {
+  std::set<std::uint64_t> others;
+  const auto sockets = proc::ProcFs().unix_sockets(owner);
+  const auto peers = proc::unix_peers();
+  if (!sockets || !peers) return {};
+  const std::string name = name_of(service);
+  for (const proc::UnixSocket& socket : *sockets) {
+    if (socket.listens || socket.path != name) continue;
+    if (const auto peer = peers->find(socket.inode); peer != peers->end())
+      others.insert(peer->second.inode);
+  }
+  return processes_with(others);
+}
+
+}  // namespace stasis

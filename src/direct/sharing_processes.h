@@ -1,0 +1,28 @@
+// Who is at the other end of shared GPU memory, for messages: an agent is asked for memory on a
+// socket with its number in its name (kShareSocket), and has a connection to each process that has
+// some of it by CUDA IPC, or any by descriptors. Any process may make a socket with such a name.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "proc/procfs.h"
+
+namespace stasis {
+
+struct SharingProcess {
+  Pid pid;
+  std::string name;
+};
+
+// Those that are asked by these numbers in the network namespace of the process; without those that
+// have ended, or cannot be seen.
+std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64_t>& services);
+
+// Those that are connected to the owner by that number; none where that is in another network
+// namespace than this process.
+std::vector<SharingProcess> find_users(Pid owner, std::uint64_t service);
+
+}  // namespace stasis
