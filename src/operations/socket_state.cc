@@ -9,18 +9,22 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <map>
 #include <set>
+#include <string>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "abi/agent_protocol.h"
 #include "base/fd.h"
 #include "base/listing.h"
 #include "image/manifest_format.h"
@@ -117,14 +121,19 @@ int bytes_by(const UniqueFd& file, unsigned long question) {
   return ::ioctl(file.get(), question, &bytes) == 0 ? bytes : 0;
 }
 
-// A unix socket that is bound, or connected to one that is.
-bool has_name(const UniqueFd& socket) {
-  sockaddr_storage name{};
-  auto* const place = reinterpret_cast<sockaddr*>(&name);
-  socklen_t own = sizeof name;
-  socklen_t other = sizeof name;
-  return (::getsockname(socket.get(), place, &own) == 0 && own > sizeof(sa_family_t)) ||
-         (::getpeername(socket.get(), place, &other) == 0 && other > sizeof(sa_family_t));
+// To what a unix socket is bound, or connected to; an abstract name begins with "@".
+std::string name_of(const UniqueFd& socket) {
+  for (auto* const ask : {&::getsockname, &::getpeername}) {
+    sockaddr_un name{};
+    socklen_t size = sizeof name;
+    constexpr socklen_t kNone = offsetof(sockaddr_un, sun_path);
+    if (ask(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0 || size <= kNone)
+      continue;
+    std::string text(name.sun_path, std::min<std::size_t>(size - kNone, sizeof name.sun_path));
+    if (text.front() == '\0') text.front() = '@';
+    return text;
+  }
+  return {};
 }
 
 bool has_urgent_byte(const UniqueFd& socket) {
@@ -236,8 +245,12 @@ class Noter {
         other.pid == 0)
       return;
     const bool ours = other.uid == ::geteuid() && other.gid == ::getegid();
+    if (ours && listens != 0) return;
+    const std::string name = name_of(socket);
     // CRIU makes both ends in one process, as socketpair(2) does: ends of that have no name.
-    if (ours && (listens != 0 || !has_name(socket))) return;
+    if (ours && name.empty()) return;
+    // Agents ask each other only when they connect.
+    if (listens == 0 && name.starts_with(std::string("@") + direct::kShareSocket)) return;
     if (listens == 0) {
       ++with_peers_;
       return;
