@@ -15,6 +15,7 @@
 #include "eviction_internal.h"
 #include "fake_driver.h"
 #include "local_memory.h"
+#include "sharing.h"
 
 namespace stasis::preload {
 namespace {
@@ -39,6 +40,11 @@ class AgentMemory : public ::testing::Test {
     CUdeviceptr address = 0;
     EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
     return address;
+  }
+  static std::ptrdiff_t shared_as(direct::ShareRole role) {
+    const auto all = list_shared();
+    return std::count_if(all.begin(), all.end(),
+                         [&](const Shared& one) { return one.role == role; });
   }
   static CUmemGenericAllocationHandle created(std::size_t bytes, CUdevice device = 0) {
     CUmemAllocationProp prop{};
@@ -194,8 +200,46 @@ TEST_F(AgentMemory, WhatIsADmaBufStaysAndWhatIsRefusedDoesNot) {
   fake().fail_at("cuMemGetHandleForAddressRange", 1);
   EXPECT_NE(own::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 4 * kMiB);
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
   EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 0U);
+}
+
+// No device is told where it has gone: the tool refuses that.
+TEST_F(AgentMemory, WhatDevicesAndOtherHostsHaveIsToldUntilItIsFreed) {
+  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  const auto address = allocated(4 * kMiB);
+  fake().fail_at("cuMemCreate", 1);
+  const auto of_driver = allocated(4 * kMiB);
+  int fd = -1;
+  for (const auto one : {address, of_driver, of_driver}) {
+    EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, one, kMiB, 1, 0), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 2);
+  std::uint32_t count = 0;
+  count_shared(count);
+  EXPECT_EQ(count, 2U);
+  fake().fail_at("cuMemFree", 1);
+  EXPECT_NE(own::cuMemFree_v2(of_driver), CUDA_SUCCESS);
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 2);
+  EXPECT_EQ(own::cuMemFree_v2(of_driver), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
+
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+  CUmemGenericAllocationHandle handle = 0;
+  ASSERT_EQ(own::cuMemCreate(&handle, 4 * kMiB, &prop, 0), CUDA_SUCCESS);
+  char fabric[64] = {};
+  fake().fail_at("cuMemExportToShareableHandle", 1);
+  EXPECT_NE(own::cuMemExportToShareableHandle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+            CUDA_SUCCESS);
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
+  EXPECT_EQ(own::cuMemExportToShareableHandle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+            CUDA_SUCCESS);
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 1);
 }
 
 // As it does of virtual memory from which P2P tokens were asked, and then reads what the context

@@ -9,7 +9,9 @@
 #include "eviction_internal.h"
 #include "fake_driver.h"
 #include "hooks.h"
+#include "intercept.h"
 #include "pools.h"
+#include "sharing.h"
 
 namespace stasis::preload {
 namespace {
@@ -48,6 +50,30 @@ class AgentPools : public ::testing::Test {
 
   CUcontext context_ = nullptr;
 };
+
+// The driver saves it and cannot restore it, and the agent cannot give it up: the tool refuses
+// that.
+TEST_F(AgentPools, AnotherProcessesPoolIsTold) {
+  CUmemoryPool pool = nullptr;
+  CUdeviceptr address = 0;
+  fake().fail_at("cuMemPoolImportFromShareableHandle", 1);
+  EXPECT_NE(own::cuMemPoolImportFromShareableHandle(&pool, nullptr, {}, 0), CUDA_SUCCESS);
+  EXPECT_TRUE(list_shared().empty());
+  ASSERT_EQ(own::cuMemPoolImportFromShareableHandle(&pool, nullptr, {}, 0), CUDA_SUCCESS);
+  CUdeviceptr exported = 0;
+  ASSERT_EQ(driver().cuMemAlloc_v2(&exported, kMiB), CUDA_SUCCESS);
+  ASSERT_EQ(own::cuMemPoolImportPointer(&address, pool, &exported), CUDA_SUCCESS);
+  ASSERT_EQ(list_shared().size(), 2U);
+  EXPECT_EQ(list_shared().front().role, direct::ShareRole::kForeign);
+  std::uint32_t count = 0;
+  count_shared(count);
+  EXPECT_EQ(count, 2U);
+  // What came from it is there until it is freed.
+  EXPECT_EQ(own::cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  EXPECT_EQ(list_shared().size(), 1U);
+  EXPECT_EQ(own::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
+  EXPECT_TRUE(list_shared().empty());
+}
 
 TEST_F(AgentPools, ServesAndGivesBackAtTheNextWait) {
   const auto first = allocated(40 * kMiB);

@@ -153,6 +153,8 @@
   OWN(cuMemPoolSetAttribute)              \
   OWN(cuMemPoolGetAttribute)              \
   OWN(cuMemPoolSetAccess)                 \
+  OWN(cuMemPoolImportFromShareableHandle) \
+  OWN(cuMemPoolImportPointer)             \
   OWN(cuMemGetAccess)                     \
   OWN(cuStreamSynchronize)                \
   OWN(cuStreamSynchronize_ptsz)           \

@@ -17,6 +17,10 @@ using cuCtxCreate_v3 = cuda::CUresult(cuda::CUcontext*, void* affinity, int coun
                                       cuda::CUdevice);
 using cuMemGetHandleForAddressRange = cuda::CUresult(void* handle, cuda::CUdeviceptr, std::size_t,
                                                      unsigned type, unsigned long long flags);
+using cuMemPoolImportFromShareableHandle = cuda::CUresult(cuda::CUmemoryPool*, void* handle,
+                                                          cuda::CUmemAllocationHandleType,
+                                                          unsigned long long flags);
+using cuMemPoolImportPointer = cuda::CUresult(cuda::CUdeviceptr*, cuda::CUmemoryPool, void* data);
 using cuMulticastBindMem = cuda::CUresult(CUmulticastHandle, std::size_t mc_offset,
                                           cuda::CUmemGenericAllocationHandle, std::size_t offset,
                                           std::size_t size, unsigned long long flags);

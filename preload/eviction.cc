@@ -315,6 +315,10 @@ void forget_tables() {
   all.shares.clear();
   all.driver_shares.clear();
   all.multicasts.clear();
+  all.imported_pools.clear();
+  all.imported_pointers.clear();
+  all.outside_of_driver.clear();
+  all.fabric_exports = 0;
   all.opened_by_driver.clear();
   all.mappings.clear();
   all.allocations.clear();

@@ -60,6 +60,8 @@ struct Physical {
   // Other processes have it, or hardware does: it cannot be evicted. For ever, because the agent
   // does not learn when they give it up.
   bool stays = false;
+  // A device has it as a dma-buf, and goes on using it where it is.
+  bool outside = false;
   // What other processes know it by since it was exported; 0: not yet.
   std::uint64_t share = 0;
   ShareKey key{};  // of an imported one
@@ -243,6 +245,13 @@ struct Tables {
   std::map<std::uint64_t, int> owners;
   // By the driver's handle.
   std::map<CUmulticastHandle, Multicast> multicasts;
+  // What is another's by ways that the agent cannot take again: pools, and memory of these.
+  std::set<cuda::CUmemoryPool> imported_pools;
+  std::set<cuda::CUdeviceptr> imported_pointers;
+  // Of memory of the driver's own that a device has as a dma-buf: where it begins.
+  std::set<cuda::CUdeviceptr> outside_of_driver;
+  // Nothing tells when one of them is used no more.
+  std::size_t fabric_exports = 0;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
   std::map<cuda::CUdeviceptr, Managed> managed;
   // The addresses of the agent's pools, with their sizes (pools.h).
@@ -320,6 +329,8 @@ void drop_mappings(cuda::CUdeviceptr address, std::size_t size, Unneeded& unneed
 void forget_if_unused(Physical* physical, Unneeded& unneeded);
 // The memory in the range cannot be evicted from now on.
 void mark_staying(cuda::CUdeviceptr address, std::size_t size);
+// The same of what a device has as a dma-buf. False if none of it is the agent's.
+bool mark_outside(cuda::CUdeviceptr address, std::size_t size);
 // While a stream is being captured: gives the allocation back when the capture ends.
 bool defer_in_capture(cuda::CUdeviceptr address, const Allocation& allocation);
 // Whether the range touches memory of cuMemAlloc, which the program may not map or unmap.

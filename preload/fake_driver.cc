@@ -423,6 +423,17 @@ CUresult destroy_pool(CUmemoryPool) {
   ENTER(cuMemPoolDestroy);
   return CUDA_SUCCESS;
 }
+CUresult import_pool(CUmemoryPool* pool, void*, CUmemAllocationHandleType, unsigned long long) {
+  ENTER(cuMemPoolImportFromShareableHandle);
+  *pool = reinterpret_cast<CUmemoryPool>(g_fake.next_handle++ << 8);
+  return CUDA_SUCCESS;
+}
+// An address is what was exported.
+CUresult import_pointer(CUdeviceptr* address, CUmemoryPool, void* data) {
+  ENTER(cuMemPoolImportPointer);
+  std::memcpy(address, data, sizeof *address);
+  return CUDA_SUCCESS;
+}
 CUresult trim_pool_of_driver(CUmemoryPool, std::size_t) {
   ENTER(cuMemPoolTrimTo);
   return CUDA_SUCCESS;
@@ -514,6 +525,8 @@ const DriverCalls& calls() {
     all.cuMemAllocFromPoolAsync = &alloc_from_pool;
     all.cuMemPoolCreate = &create_pool;
     all.cuMemPoolDestroy = &destroy_pool;
+    all.cuMemPoolImportFromShareableHandle = &import_pool;
+    all.cuMemPoolImportPointer = &import_pointer;
     all.cuMemPoolTrimTo = &trim_pool_of_driver;
     all.cuMemPoolGetAttribute = &get_pool_attribute;
     all.cuMemPoolSetAttribute = &set_pool_attribute;

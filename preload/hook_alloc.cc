@@ -237,9 +237,13 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
 CUresult free_of_driver(CUdeviceptr pointer, const std::function<CUresult()>& free) {
   std::uint64_t number = 0;
   std::map<CUdeviceptr, Managed>::node_type managed;
+  std::set<CUdeviceptr>::node_type imported;
+  std::set<CUdeviceptr>::node_type outside;
   {
     const TablesLock lock;
     managed = tables().managed.extract(pointer);
+    imported = tables().imported_pointers.extract(pointer);
+    outside = tables().outside_of_driver.extract(pointer);
     for (auto& [known, share] : tables().driver_shares) {
       if (share.address != pointer || share.being_freed) continue;
       share.being_freed = true;
@@ -247,6 +251,11 @@ CUresult free_of_driver(CUdeviceptr pointer, const std::function<CUresult()>& fr
     }
   }
   const auto result = free();
+  if (result != CUDA_SUCCESS && (imported || outside)) {
+    const TablesLock lock;
+    tables().imported_pointers.insert(std::move(imported));
+    tables().outside_of_driver.insert(std::move(outside));
+  }
   if (managed) {
     if (result != CUDA_SUCCESS) {
       const TablesLock lock;

@@ -12,6 +12,7 @@
 #include "hooks.h"
 #include "intercept.h"
 #include "pools.h"
+#include "sharing.h"
 #include "thread.h"
 
 namespace stasis::preload {
@@ -171,10 +172,37 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   const Gate::Pass pass;
   PoolEnd end(pool);
   const auto result = driver().cuMemPoolDestroy(pool);
+  if (result == CUDA_SUCCESS) {
+    const TablesLock lock;
+    tables().imported_pools.erase(pool);
+  }
   if (result == CUDA_SUCCESS)
     end.happened();
   else
     end.did_not_happen();
+  return result;
+}
+
+// The driver's alone: the agent cannot give up what is another process's pool.
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* handle,
+                                            CUmemAllocationHandleType type,
+                                            unsigned long long flags) {
+  const Gate::Pass pass;
+  const SharingCall sharing;
+  const auto result = driver().cuMemPoolImportFromShareableHandle(pool, handle, type, flags);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  tables().imported_pools.insert(*pool);
+  return result;
+}
+
+CUresult cuMemPoolImportPointer(CUdeviceptr* pointer, CUmemoryPool pool, void* data) {
+  const Gate::Pass pass;
+  const SharingCall sharing;
+  const auto result = driver().cuMemPoolImportPointer(pointer, pool, data);
+  if (result != CUDA_SUCCESS) return result;
+  const TablesLock lock;
+  tables().imported_pointers.insert(*pointer);
   return result;
 }
 

@@ -257,7 +257,12 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
       physical->stays = true;
     }
   }
-  return driver().cuMemExportToShareableHandle(shareable, real, type, flags);
+  const auto result = driver().cuMemExportToShareableHandle(shareable, real, type, flags);
+  if (result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_FABRIC) return result;
+  const SharingCall sharing;
+  const TablesLock lock;
+  ++tables().fabric_exports;
+  return result;
 }
 
 namespace {
@@ -344,11 +349,15 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t size,
                                        unsigned type, unsigned long long flags) {
   const Gate::Pass pass;
+  const SharingCall sharing;
   const auto result = driver().cuMemGetHandleForAddressRange(handle, address, size, type, flags);
   if (result != CUDA_SUCCESS) return result;
+  CUdeviceptr base = address;
+  std::size_t whole = 0;
+  driver().cuMemGetAddressRange_v2(&base, &whole, address);
   // The gate closes only when this call has ended.
   const TablesLock lock;
-  mark_staying(address, size);
+  if (!mark_outside(address, size)) tables().outside_of_driver.insert(base);
   return result;
 }
 

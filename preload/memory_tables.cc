@@ -221,6 +221,15 @@ bool is_allocated(CUdeviceptr address, std::size_t size) {
   return at != all.end() && at->first - address < size;
 }
 
+bool mark_outside(CUdeviceptr address, std::size_t size) {
+  bool any = false;
+  for_overlapping(address, size, [&](auto at) {
+    at->second.physical->stays = at->second.physical->outside = true;
+    any = true;
+  });
+  return any;
+}
+
 void mark_staying(CUdeviceptr address, std::size_t size) {
   for_overlapping(address, size, [](auto at) { at->second.physical->stays = true; });
 }

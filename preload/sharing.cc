@@ -29,6 +29,12 @@ bool is_known_import(const Physical& physical) {
 
 std::atomic<std::uint32_t> g_sharing_calls{0};
 
+// With the tables locked, besides what they have as Physical.
+std::size_t foreign_count() {
+  return tables().imported_pools.size() + tables().imported_pointers.size();
+}
+std::size_t outside_count() { return tables().outside_of_driver.size() + tables().fabric_exports; }
+
 // Imports and mappings need a context current, and the agent's thread has none.
 CUcontext any_context() {
   const TablesLock lock;
@@ -51,9 +57,10 @@ void count_shared(std::uint32_t& count) {
   std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals)
-    counted +=
-        physical->origin == MemoryOrigin::kImported || physical->share != 0 || physical->is_host();
+    counted += physical->origin == MemoryOrigin::kImported || physical->share != 0 ||
+               physical->is_host() || physical->outside;
   counted += static_cast<std::uint32_t>(tables().managed.size());
+  counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
 }
 
@@ -80,6 +87,7 @@ std::vector<Shared> list_shared() {
   const TablesLock lock;
   std::vector<Shared> shared;
   for (const auto& [handle, physical] : tables().physicals) {
+    if (physical->outside) shared.push_back({{}, physical->size, ShareRole::kOutside, 0});
     if (physical->origin == MemoryOrigin::kImported) {
       const bool known = is_known_import(*physical);
       shared.push_back({id_of(physical->key), physical->size,
@@ -89,6 +97,10 @@ std::vector<Shared> list_shared() {
                         physical->is_host()});
     }
   }
+  for (std::size_t i = 0; i < foreign_count(); ++i)
+    shared.push_back({{}, 0, ShareRole::kForeign, 0});
+  for (std::size_t i = 0; i < outside_count(); ++i)
+    shared.push_back({{}, 0, ShareRole::kOutside, 0});
   std::uint32_t holders = 0;
   const auto lender = lending(holders);
   if (holders != 0) shared.push_back({id_of(lender), 0, ShareRole::kLender, holders});

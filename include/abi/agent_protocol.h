@@ -133,6 +133,9 @@ enum class ShareRole : std::uint32_t {
   kOwner = 0,     // it has made the memory, and others may have imported it
   kImporter = 1,  // the memory is another process's
   kForeign = 2,   // an importer's, and the agent does not know of whom: it cannot be brought back
+  // This process's own, and a device or a process that no agent reaches has it, which is not told
+  // when it moves: a dma-buf, a fabric handle.
+  kOutside = 5,
   // Of no single piece, the second word of the id being 0. What is imported by descriptor has no
   // connection to its owner for each piece, but one for all that a process has of another's.
   kLender = 3,  // `open`: how many others have memory of this process's

@@ -50,7 +50,9 @@ struct Share {
       0;                 // an owner's: how often other processes have it open by CUDA IPC; kLender
   bool of_host = false;  // an owner's: the driver cannot restore it
   bool is_piece() const { return role != ShareRole::kLender && role != ShareRole::kHolder; }
-  bool is_import() const { return is_piece() && role != ShareRole::kOwner; }
+  bool is_import() const {
+    return is_piece() && role != ShareRole::kOwner && role != ShareRole::kOutside;
+  }
 };
 
 // What the page says to a tool that only probes.

@@ -73,6 +73,7 @@ struct Orphans {
   std::size_t count = 0;
   std::uint64_t bytes = 0;
   std::set<std::uint64_t> services;  // by which their owners are known
+  std::size_t foreign = 0;           // of these, those whose owner no agent knows
 };
 
 Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares>& processes,
@@ -86,15 +87,53 @@ Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares
     if (here) continue;
     ++orphans.count;
     orphans.bytes += share.bytes;
-    if (share.role == ShareRole::kImporter) orphans.services.insert(share.id[0]);
+    if (share.role == ShareRole::kImporter)
+      orphans.services.insert(share.id[0]);
+    else
+      ++orphans.foreign;
   }
   return orphans;
+}
+
+Result<void> refuse_foreign(Pid pid, const Orphans& orphans) {
+  return fail(refusal(
+      {"imported-memory", Severity::kRed, pid,
+       fmt::format("GPU memory of another process that came by a way in which no agent can take it "
+                   "again (a fabric handle, a memory pool, a descriptor or a handle of a process "
+                   "that has no agent): process {} has {}, which the driver cannot restore (the "
+                   "job would be lost)",
+                   pid.value, pieces(orphans.count, orphans.bytes)),
+       "start all of them with `stasis run`; fabric handles: NCCL_MNNVL_ENABLE=0, or descriptors "
+       "in "
+       "their place; memory pools: share memory of cudaMalloc or cuMemCreate",
+       Override::kIgnoreObstacles}));
+}
+
+// A device goes on where the memory was.
+Result<void> check_outside(const std::vector<ProcessShares>& processes) {
+  for (const ProcessShares& process : processes) {
+    const auto count = static_cast<std::size_t>(
+        std::count_if(process.shares.begin(), process.shares.end(),
+                      [](const Share& share) { return share.role == ShareRole::kOutside; }));
+    if (count == 0) continue;
+    return fail(refusal(
+        {"exported-memory", Severity::kRed, process.pid,
+         fmt::format("GPU memory that a device or another host may use, which is not told when it "
+                     "moves (a dma-buf, as for a network card or GDRCopy, or a fabric handle): "
+                     "process {} has given out {}",
+                     process.pid.value, count == 1 ? "1 piece" : fmt::format("{} pieces", count)),
+         "try again when that memory is freed, or start it without: NCCL_NET_GDR_LEVEL=LOC, "
+         "UCX_IB_GPU_DIRECT_RDMA=n; fabric handles: NCCL_MNNVL_ENABLE=0",
+         Override::kIgnoreObstacles}));
+  }
+  return {};
 }
 
 Result<void> check_imports(const std::vector<ProcessShares>& processes, const Owners& owners) {
   for (const ProcessShares& process : processes) {
     const auto orphans = orphans_of(process, processes, owners);
     if (orphans.count == 0) continue;
+    if (orphans.count == orphans.foreign) return refuse_foreign(process.pid, orphans);
     return fail(refusal(
         {"imported-memory", Severity::kRed, process.pid,
          fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
@@ -134,6 +173,7 @@ std::optional<OpenElsewhere> open_elsewhere(const std::vector<ProcessShares>& pr
 
 Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
   STASIS_TRY_ASSIGN(const auto owners, owners_of(processes));
+  STASIS_TRY(check_outside(processes));
   STASIS_TRY(check_imports(processes, owners));
   const auto owner = open_elsewhere(processes);
   if (!owner) return {};
@@ -269,7 +309,8 @@ Result<bool> is_lost_by_driver(AgentClient& agent) {
                                     [](const Share& share) { return share.is_piece(); });
   return agent.share_count() > static_cast<std::uint64_t>(pieces) ||
          std::any_of(shares.begin(), shares.end(), [](const Share& share) {
-           return share.of_host || share.is_import() || share.open != 0;
+           return share.of_host || share.is_import() || share.open != 0 ||
+                  share.role == ShareRole::kOutside;
          });
 }
 

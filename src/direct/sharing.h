@@ -23,7 +23,8 @@ struct ProcessShares {
 };
 
 // kNotSupported if any of these processes has memory of one that is not among them, or if one that
-// is not among them has some of theirs open: names both sides as far as they are known. kInternal
+// is not among them has some of theirs open, or a device or another host: names both sides as far
+// as they are known. kInternal
 // if two claim to have made the same piece.
 Result<void> check_sharing(const std::vector<ProcessShares>& processes);
 

@@ -49,7 +49,8 @@ TEST(Sharing, WhatAProcessHasImportedIsOfOneAmongThem) {
   const ProcessShares owner{Pid{11}, 1000, {owned(2, 1)}};
   EXPECT_EQ(refused({importer, owner}, "process 10 has imported 2 pieces (4.00 MiB)"),
             ErrorCode::kNotSupported);
-  EXPECT_EQ(refused({{Pid{12}, 0, {kForeign}}}, "process 12 has imported 1 piece"),
+  // Nothing would help but another way to share it.
+  EXPECT_EQ(refused({{Pid{12}, 0, {kForeign}}}, "process 12 has 1 piece (1.00 MiB)"),
             ErrorCode::kNotSupported);
 }
 
@@ -95,6 +96,13 @@ TEST(Sharing, WhatIsImportedElsewhereByDescriptorIsToldByTheOwner) {
   // It gave all of it up, and its connection is about to end.
   EXPECT_TRUE(check_sharing({owner, first, {Pid{12}, 0, {holds(1)}}}));
   EXPECT_FALSE(any_imports({owner, {Pid{12}, 0, {holds(1)}}}));
+}
+
+TEST(Sharing, WhatADeviceOrAnotherHostHasIsRefused) {
+  const Share outside{ShareId{}, 2 * kMiB, ShareRole::kOutside, 0};
+  EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1), outside, outside}}}, "process 10 has given out 2"),
+            ErrorCode::kNotSupported);
+  EXPECT_FALSE(any_imports({{Pid{10}, 0, {outside}}}));
 }
 
 }  // namespace

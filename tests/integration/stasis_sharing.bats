@@ -340,3 +340,37 @@ END
   done_by resume "$TARGET"
   target_goes_on
 }
+
+@test "a program that has given out GPU memory as a dma-buf is refused until it is freed" {
+  cat >"$BATS_TEST_TMPDIR/range.py" <<'END'
+import ctypes, itertools, os, sys, time
+driver, context, data, range, fd = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int()
+size = ctypes.c_size_t(4 << 20)
+assert driver.cuInit(0) == 0 and driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(data), size) == 0 and driver.cuMemAlloc_v2(ctypes.byref(range), size) == 0
+assert driver.cuMemGetHandleForAddressRange(ctypes.byref(fd), range, size, 1, ctypes.c_ulonglong(0)) == 0
+os.close(fd.value)
+for round in itertools.count(1):
+    if range and os.path.exists(sys.argv[1] + ".free"):
+        assert driver.cuMemFree_v2(range) == 0
+        range = None
+    assert driver.cuMemsetD8_v2(data, 1, size) == 0
+    with open(sys.argv[1], "w") as status:
+        status.write(f"round {round} {'freed' if range is None else 'there'}\n")
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/range.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/range.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "a dma-buf"
+  capture stasis doctor "$TARGET" --no-trial
+  assert_contains "$out" "suspend: no, because GPU memory that a device"
+  touch "$TARGET_STATUS.free"
+  wait_until 60 grep -q freed "$TARGET_STATUS"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
