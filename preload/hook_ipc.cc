@@ -18,16 +18,12 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-template <std::size_t size>
-void say_once(std::atomic<bool>& said, const char (&text)[size]) {
-  if (!said.exchange(true)) (void)!::write(STDERR_FILENO, text, size - 1);
-}
-
 CUresult no_service() {
   static std::atomic<bool> said{false};
-  say_once(said,
-           "stasis: cuIpcGetMemHandle needs a socket and a thread, which could not be had "
-           "(ulimit -n, -u?); without the agent: STASIS_AGENT=off\n");
+  constexpr char kText[] =
+      "stasis: cuIpcGetMemHandle needs a socket and a thread, which could not be had "
+      "(ulimit -n, -u?); without the agent: STASIS_AGENT=off\n";
+  if (!said.exchange(true)) (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -196,15 +192,6 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
   return CUDA_SUCCESS;
 }
 
-void say_unreachable() {
-  static std::atomic<bool> said{false};
-  say_once(
-      said,
-      "stasis: cuIpcOpenMemHandle could not reach the owner of the memory: it has ended, or is "
-      "another user's or in another network namespace; to share memory with such, start both "
-      "with STASIS_AGENT=off\n");
-}
-
 template <class Call>
 CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   CUcontext context = nullptr;
@@ -219,10 +206,7 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   for (;;) {
     const auto closings = Gate::closings();
     const auto fetched = fetch(key);
-    if (fetched.result != CUDA_SUCCESS) {
-      if (!fetched.answered) say_unreachable();
-      return fetched.result;
-    }
+    if (fetched.result != CUDA_SUCCESS) return fetched.result;
     const Gate::Pass pass;
     if (is_outdated(fetched, key, closings)) continue;
     return fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -339,6 +340,15 @@ bool greeted(int connection) {
   return got == sizeof greeting && greeting == kGreeting;
 }
 
+void say_unreachable() {
+  static std::atomic<bool> said{false};
+  constexpr char kText[] =
+      "stasis: the owner of GPU memory that another process shares could not be reached: it has "
+      "ended, or is another user's or in another network namespace; to share memory with such, "
+      "start both with STASIS_AGENT=off\n";
+  if (!said.exchange(true)) (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+}
+
 bool receive(int connection, Answer& answer, int& memory) {
   return receive_with_descriptor(connection, &answer, sizeof answer, memory) == sizeof answer;
 }
@@ -467,6 +477,7 @@ Fetched fetch(const ShareKey& key) {
   if (fetched.memory >= 0) ::close(fetched.memory);
   fetched.memory = -1;
   ::close(fd);
+  if (!fetched.answered) say_unreachable();
   return fetched;
 }
 

@@ -43,7 +43,8 @@ struct Fetched {
   std::size_t reserved = 0;
   int connection = -1;  // to be kept for as long as it is open
 };
-// Asks the owner, and waits for as long as that is suspended: to be called outside the gate.
+// Asks the owner, and waits for as long as that is suspended: to be called outside the gate. Says
+// once on standard error if the owner cannot be reached.
 Fetched fetch(const ShareKey& key);
 
 // Within the gate: whether that was closed since `closings`, before fetch(). Then the driver may

@@ -140,8 +140,8 @@ END
   target_verifies
 }
 
-@test "the owner of memory that a process of another tree has is refused as that one is, and both are named" {
-  local owner other what
+# A program, "owner" or "other": two pieces of memory go from the one to the other by descriptors, over a socket at WAY.
+write_pair() {
   cat >"$BATS_TEST_TMPDIR/pair.py" <<'END'
 import ctypes, os, socket, sys, time
 driver, context, data = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
@@ -202,6 +202,11 @@ for round in range(1, 10**9):
     os.rename(status + ".new", status)
     time.sleep(0.02)
 END
+}
+
+@test "the owner of memory that a process of another tree has is refused as that one is, and both are named" {
+  local owner other what
+  write_pair
   for what in owner other; do
     TARGET_STATUS=$BATS_TEST_TMPDIR/$what
     (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/pair.py" "$what" "$TARGET_STATUS" "$BATS_TEST_TMPDIR/way") \
@@ -232,6 +237,17 @@ END
   target_goes_on
   done_by suspend "$other"
   done_by resume "$other"
+}
+
+@test "an import whose owner cannot be reached says so" {
+  write_pair
+  need_root "network namespaces"
+  (LD_PRELOAD=$agent exec_on_gpu python3 "$BATS_TEST_TMPDIR/pair.py" owner "$BATS_TEST_TMPDIR/owner" "$BATS_TEST_TMPDIR/way") </dev/null >&2 3>&- &
+  echo $! >>"$targets"
+  other() { (LD_PRELOAD=$agent exec_on_gpu unshare --net timeout 60 python3 "$BATS_TEST_TMPDIR/pair.py" other "$BATS_TEST_TMPDIR/other" "$BATS_TEST_TMPDIR/way"); }
+  capture other
+  ((status != 0))
+  assert_contains "$err" "in another network namespace"
 }
 
 @test "ranks whose agents do not answer are refused, and not left to the driver" {
