@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -48,6 +49,25 @@ std::set<Pid> sharers(const std::vector<Pid>& pids) {
   for (const auto& [file, all] : users)
     if (all.size() > 1) out.insert(all.begin(), all.end());
   return out;
+}
+
+// One that uses CUDA, is not among `members`, and has a file of these.
+std::optional<proc::ProcessInfo> sharer_outside(const std::set<FileId>& files,
+                                                const std::vector<GroupMember>& members) {
+  const proc::ProcFs procfs;
+  const auto all = procfs.all();
+  if (files.empty() || !all) return std::nullopt;
+  for (const proc::ProcessInfo& info : *all) {
+    const bool inside = std::any_of(members.begin(), members.end(), [&](const GroupMember& member) {
+      return member.process.pid() == info.pid;
+    });
+    if (inside || !procfs.maps_file(info.pid, "libcuda.so").value_or(false)) continue;
+    const auto theirs = shared_files(info.pid);
+    if (std::any_of(theirs.begin(), theirs.end(),
+                    [&](const FileId& file) { return files.contains(file); }))
+      return info;
+  }
+  return std::nullopt;
 }
 
 constexpr std::uint64_t kLeastShared = std::uint64_t{128} << 10;
@@ -110,7 +130,13 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (*member.initial == CudaState::kRunning && !knows_sharing(pid)) to_ask.push_back(pid);
   }
   std::vector<Obstacle> out;
-  if (with_cuda.size() < 2) return out;
+  std::optional<proc::ProcessInfo> outside;
+  if (with_cuda.size() < 2) {
+    // One of several that the user has named by itself.
+    if (!to_ask.empty()) outside = sharer_outside(shared_files(to_ask.front()), members);
+    if (!outside) return out;
+    with_cuda.push_back(outside->pid);
+  }
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
     const auto survey = attach::survey_gpu_memory(pid, simulated);
@@ -127,11 +153,18 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
                     "the driver in it cannot be asked ({}); memory of another process the driver "
                     "saves and cannot restore (the job would be lost)",
                     survey.error().message));
-    if (sharing->contains(pid))
+    if (sharing->contains(pid) && !outside)
       obstacle.what += "; it shares host memory with another process of the tree";
-    else
+    else if (!outside)
       obstacle.severity = Severity::kYellow;
     out.push_back(std::move(obstacle));
+  }
+  for (Obstacle& obstacle : out) {
+    if (outside && obstacle.id == "sharing-unknown")
+      obstacle.what += fmt::format(
+          "; it shares host memory with process {} ({}), which uses CUDA "
+          "and is not in the tree",
+          outside->pid.value, outside->comm);
   }
   return out;
 }

@@ -1,7 +1,8 @@
 // Whether processes without an agent may have GPU memory of each other, which the driver saves and
 // cannot restore: the job would be lost at its resume, and from outside it cannot be seen. The
 // driver inside them is asked (attach/gpu_survey.h), in a tree in which at least two processes use
-// CUDA; a program that is alone shares with none in the tree.
+// CUDA; and in one that is alone in its tree if another that uses CUDA has host memory together
+// with it: the user may have named one of several by itself.
 #pragma once
 
 #include <vector>

@@ -363,6 +363,14 @@ share_beside() {
   refused_untouched suspend "$TARGET"
 }
 
+@test "one of several that share host memory is refused by itself, too" {
+  start_target sharing --children 2 --pieces 4 --imports 6 --pause-ms 2
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  refused_untouched suspend "${CHILDREN[0]}"
+  assert_contains "$err" "shares host memory with process ${CHILDREN[1]}"
+  in_state running "${CHILDREN[@]}"
+}
+
 @test "one process needs no consent, whatever it has" {
   start_target vmm --size 8M
   done_by suspend "$TARGET"
