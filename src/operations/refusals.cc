@@ -12,6 +12,7 @@
 #include "direct/agent_client.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
+#include "operations/neighbours.h"
 #include "operations/rollback.h"
 
 namespace stasis {
@@ -130,6 +131,7 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   }
   // By a killed operation one has.
   if (!clear) return fail(roll_back(env, opened, std::move(clear.error())));
+  tell_of_neighbours(env, opened.group.infos());
   opened.group.on_members_changed = [&env, ignore, checked,
                                      update = opened.group.on_members_changed](
                                         const std::vector<GroupMember>& members) -> Result<void> {

@@ -16,6 +16,7 @@
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
+#include "operations/neighbours.h"
 #include "operations/refusals.h"
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
@@ -148,6 +149,7 @@ class RestoreRun {
     STASIS_TRY(check_driver(env_.driver, manifest()));
     STASIS_TRY(direct_.come_back(env_));
     STASIS_TRY_ASSIGN(plan_, plan_gpus(env_, manifest(), old_gpus_, options_));
+    tell_of_neighbours(env_, {}, targets_of(plan_.needed, plan_.pairs));
     return {};
   }
 

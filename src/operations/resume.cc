@@ -7,6 +7,7 @@
 #include "checkpoint/suspend_record.h"
 #include "driver/gpu_plan.h"
 #include "operations/leftovers.h"
+#include "operations/neighbours.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"
 #include "operations/rollback.h"
@@ -34,6 +35,7 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   if (from.empty()) from = gpus;
   STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(env.driver, options.gpu_map, from, gpus));
   STASIS_TRY(check_gpu_memory(needed, pairs, gpus));
+  tell_of_neighbours(env, group.infos(), targets_of(needed, pairs));
   return pairs;
 }
 

@@ -60,6 +60,39 @@ END
   done
 }
 
+@test "that such a program of another tree runs on the same GPU is said" {
+  local held
+  export STASIS_SIM_GPUS=2x1G
+  start_agent memory --size 24M
+  held=$TARGET
+  start_agent memory --size 24M
+  told() { [[ $err == *"restored before: process $held ("*"Xid 109"* ]]; }
+  done_by suspend "$TARGET"
+  ! told || return 1
+  done_by resume "$TARGET"
+  ! told || return 1
+  done_by suspend "$held"
+  done_by suspend "$TARGET"
+  # It is away.
+  ! told || return 1
+  done_by resume "$held"
+  done_by resume "$TARGET"
+  told
+  done_by suspend "$TARGET"
+  told
+  done_by resume "$TARGET" --device-map 0=1,1=0
+  ! told || return 1
+  done_by suspend "$TARGET"
+  ! told || return 1
+  done_by resume "$TARGET" --device-map 0=1,1=0
+  told
+  ((EUID == 0)) || return 0 # CRIU
+  dump_it
+  told
+  restore_it
+  told
+}
+
 # in_order TRACE: the mover was ready before the driver let anybody go on.
 in_order() {
   python3 - "$1" <<'END'
