@@ -303,9 +303,10 @@ void Session::offer_socket() {
 
 void Session::take_pieces() {
   Outcome outcome;
+  MissingImports missing;
   direct::ShareId id{};
   for (int fd = -1; outcome.ok() && receive_piece(sockets_[0], id, fd); ::close(fd))
-    outcome = attach(id, fd);
+    outcome = missing.attach(id, fd);
   close_sockets();
   page_.detached_count = detached_count();
   report(outcome);

@@ -227,19 +227,23 @@ Outcome lend(const ShareId& id, int& fd) {
   return {result, "cuMemExportToShareableHandle"};
 }
 
-Outcome attach(const ShareId& id, int fd) {
+MissingImports::MissingImports() : mappings_(mappings_by_physical()) {
+  for (const auto& [handle, physical] : tables().physicals)
+    if (physical->origin == MemoryOrigin::kImported && !physical->present)
+      missing_.emplace(id_of(physical->key), physical.get());
+}
+
+Outcome MissingImports::attach(const ShareId& id, int fd) {
   const CurrentContext current(any_context());
-  auto mappings = mappings_by_physical();
-  for (const auto& [handle, physical] : tables().physicals) {
-    if (physical->origin != MemoryOrigin::kImported || physical->present) continue;
-    if (physical->key != key_of_id(id)) continue;
+  const auto [first, last] = missing_.equal_range(id);
+  for (auto at = first; at != last; at = missing_.erase(at)) {
+    Physical& physical = *at->second;
     // The descriptor travels in the pointer itself.
     const auto result = driver().cuMemImportFromShareableHandle(
-        &physical->real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+        &physical.real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (result != CUDA_SUCCESS) return {result, "cuMemImportFromShareableHandle"};
-    if (const auto mapped = map_all(*physical, mappings[physical.get()]); !mapped.ok())
-      return mapped;
+    if (const auto mapped = map_all(physical, mappings_[&physical]); !mapped.ok()) return mapped;
   }
   return {};
 }

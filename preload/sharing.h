@@ -6,10 +6,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "abi/agent_protocol.h"
 #include "eviction.h"
+#include "eviction_internal.h"
 
 namespace stasis::preload {
 
@@ -53,7 +55,17 @@ Outcome detach_all();
 Outcome retake_host();
 // A descriptor of this process's own piece.
 Outcome lend(const direct::ShareId& id, int& fd);
-// Imports from the descriptor all that is not there of that id, and maps it where it was.
-Outcome attach(const direct::ShareId& id, int fd);
+// All that is not there of other processes', looked up once: a process may have thousands of
+// pieces.
+class MissingImports {
+ public:
+  MissingImports();
+  // Imports from the descriptor all of that id, and maps it where it was.
+  Outcome attach(const direct::ShareId& id, int fd);
+
+ private:
+  std::multimap<direct::ShareId, Physical*> missing_;
+  std::map<const Physical*, std::vector<Mapping*>> mappings_;
+};
 
 }  // namespace stasis::preload
