@@ -9,12 +9,16 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "proc/parking.h"
+#include "proc/procfs.h"
+#include "proc/ptrace_status.h"
 #include "tests/fakes/child.h"
 
 namespace stasis {
@@ -131,6 +135,105 @@ TEST_F(RemoteSyscallTest, ACallIsMadeAndTheThreadGoesOn) {
     ASSERT_EQ(answer, pid().value);
   }
   EXPECT_TRUE(goes_on());
+}
+
+// A program whose other thread exchanges the code with which its first thread makes the call, in
+// the very instant. The call is made without the target's filter, and a tool that went on would
+// give the registers of this program to another one that it has executed, a setuid one, say.
+class ExchangedCodeTest : public testing::Test {
+ protected:
+  using Code = std::vector<std::uint8_t>;
+  struct Exchange {
+    std::atomic<std::uint64_t> at;
+    std::atomic<bool> is_ready;
+    std::atomic<bool> is_done;
+  };
+
+  // Before any other code, so that the tool takes room there.
+  static constexpr std::uint64_t kCode = 0x100000;
+  static constexpr std::uint64_t kWords = 0x110000;
+  static constexpr std::uint64_t kCodeAfterData = 208;
+  static constexpr std::size_t kPage = 4096;
+
+  void SetUp() override {
+    void* memory =
+        ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    exchange_ = new (memory) Exchange();
+  }
+  void TearDown() override { ::munmap(exchange_, kPage); }
+
+  [[noreturn]] void run_target(const Code& code) const {
+    const int file = ::memfd_create("code", MFD_CLOEXEC);
+    const bool fits = ::ftruncate(file, kPage) == 0;
+    const auto map = [&](std::uint64_t at, int protection, int flags, int descriptor) {
+      return ::mmap(proc::as_pointer(at), kPage, protection, MAP_PRIVATE | MAP_FIXED | flags,
+                    descriptor, 0) != MAP_FAILED;
+    };
+    if (!fits || !map(kCode, PROT_READ | PROT_EXEC, 0, file) ||
+        !map(kWords, PROT_READ | PROT_WRITE, MAP_ANONYMOUS, -1))
+      ::_exit(1);
+    std::strcpy(static_cast<char*>(proc::as_pointer(kWords)), "/bin/sleep");
+    std::strcpy(static_cast<char*>(proc::as_pointer(kWords + 16)), "1000");
+    const std::array<std::uint64_t, 3> words{kWords, kWords + 16, 0};
+    std::memcpy(proc::as_pointer(kWords + 32), words.data(), sizeof words);
+    // As the 32-bit call wants them.
+    const std::array<std::uint32_t, 3> short_words{kWords, kWords + 16, 0};
+    std::memcpy(proc::as_pointer(kWords + 64), short_words.data(), sizeof short_words);
+    std::thread([&] {
+      while (exchange_->at == 0)
+        ::usleep(100);
+      ::mprotect(proc::as_pointer(kCode), kPage, PROT_READ | PROT_WRITE | PROT_EXEC);
+      std::memcpy(proc::as_pointer(exchange_->at), code.data(), code.size());
+      exchange_->is_done = true;
+      for (;;)
+        ::pause();
+    }).detach();
+    exchange_->is_ready = true;
+    for (;;)
+      asm volatile("pause" : : "b"(kWords), "c"(kWords + 64));
+  }
+
+  // What comes of a call whose code is exchanged before it is made.
+  Result<void> call_after_exchange(Pid pid, std::uint64_t number) const {
+    return call_from_thread(pid, Tid{pid.value}, {},
+                            [&](const SystemCall& call, std::uint64_t data) -> Result<void> {
+                              exchange_->at = data + kCodeAfterData;
+                              while (!exchange_->is_done)
+                                std::this_thread::yield();
+                              STASIS_TRY(call(number, std::array<std::uint64_t, 2>{kCode, 0}));
+                              return {};
+                            });
+  }
+
+  void expect_refused(const Code& code, std::uint64_t number) {
+    const Child child([&] { run_target(code); });
+    while (!exchange_->is_ready)
+      std::this_thread::yield();
+    const auto before = proc::ProcFs().process(child.pid());
+    const auto done = call_after_exchange(child.pid(), number);
+    EXPECT_FALSE(done);
+    const auto now = proc::ProcFs().process(child.pid());
+    ASSERT_TRUE(before && now);
+    EXPECT_EQ(now->comm, before->comm) << "it has executed another program";
+    EXPECT_FALSE(now->has_ended());
+  }
+
+  Exchange* exchange_ = nullptr;
+};
+
+TEST_F(ExchangedCodeTest, AnotherCallIsNotMade) {
+  expect_refused({0xb8, 59,   0,    0,    0,            // mov eax, execve
+                  0xbf, 0x00, 0x00, 0x11, 0x00,         // mov edi, the path
+                  0xbe, 0x20, 0x00, 0x11, 0x00,         // mov esi, the words
+                  0x31, 0xd2, 0x0f, 0x05, 0xeb, 0xfe},  // xor edx, edx; syscall; jmp itself
+                 SYS_getppid);
+}
+
+// The number of munmap is that of execve in the 32-bit interface, which has its arguments in other
+// registers.
+TEST_F(ExchangedCodeTest, ACallOfTheOtherInterfaceIsNotMade) {
+  expect_refused({0xcd, 0x80, 0xeb, 0xfe}, SYS_munmap);  // int 0x80; jmp itself
 }
 
 }  // namespace

@@ -159,6 +159,35 @@ SystemCallDispatch dispatch_of(Tid thread) {
   return out;
 }
 
+// linux/ptrace.h, since Linux 5.3: what a thread that stops at the entry of a system call is about
+// to make.
+constexpr int kGetCall = 0x420e;
+struct EnteredCall {
+  std::uint8_t stop = 0;
+  std::array<std::uint8_t, 3> reserved{};
+  std::uint32_t interface = 0;
+  std::uint64_t instruction = 0;
+  std::uint64_t stack = 0;
+  std::uint64_t number = 0;
+  std::array<std::uint64_t, 6> arguments{};
+};
+constexpr std::uint8_t kAtEntry = 1;
+constexpr std::uint32_t kOf64Bits = 0xc000003e;  // AUDIT_ARCH_X86_64 of linux/audit.h
+
+// The program's other threads can exchange the instruction that the thread was set to, so that it
+// makes a call of the program's choice; also one of the 32-bit interface, where the same number is
+// another call.
+bool is_at_entry_of(Tid thread, std::uint64_t instruction, std::uint64_t number,
+                    const std::array<std::uint64_t, 6>& arguments) {
+  EnteredCall call;
+  if (::ptrace(static_cast<__ptrace_request>(kGetCall), thread.value, as_pointer(sizeof call),
+               &call) < static_cast<long>(sizeof call))
+    return false;
+  return call.stop == kAtEntry && call.interface == kOf64Bits &&
+         call.instruction == instruction + kSyscallLength && call.number == number &&
+         call.arguments == arguments;
+}
+
 void set_dispatch(Tid thread, SystemCallDispatch dispatch) {
   (void)::ptrace(static_cast<__ptrace_request>(kSetDispatch), thread.value,
                  as_pointer(sizeof dispatch), &dispatch);
@@ -368,35 +397,57 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
   STASIS_TRY(set_registers(thread, regs));
   // To its entry, then to its exit. Not by single steps: a tracer that is killed leaves the step
   // armed, and the trap that no tracer takes any more ends the program.
-  for (int stops = 0; stops < 2; ++stops) {
-    STASIS_TRY(request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr));
-    int status = 0;
-    int got = 0;
-    int looks = 0;
-    const auto start = Clock::now();
-    while ((got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD | WNOHANG)) == 0 ||
-           (got < 0 && errno == EINTR)) {
-      if (++looks < kEagerLooks) {
-        std::this_thread::yield();
-        continue;
-      }
-      if (Clock::now() - start < kStopLimit) {
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-        continue;
-      }
-      return fail(ErrorCode::kBusy,
-                  fmt::format("a system call of process {} does not come back", pid_.value),
-                  "see whether a seccomp supervisor of the process hangs");
-    }
-    if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
-    if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) continue;
-    return fail(ErrorCode::kInternal,
-                fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
-                            thread.value, pid_.value, status),
-                "try again; if it stays so, this is a bug to report");
+  STASIS_TRY(run_to_call_stop(thread));
+  const bool is_ours = is_at_entry_of(thread, instruction, number, values);
+  if (!is_ours) STASIS_TRY(skip_call(thread));
+  STASIS_TRY(run_to_call_stop(thread));
+  if (!is_ours) {
+    return fail(refusal(
+        {"parking", Severity::kRed, pid_,
+         fmt::format("thread {} of process {} was to make a system call for the tool and began "
+                     "another one, which was not made: the program changes the code that the tool "
+                     "has put into it",
+                     thread.value, pid_.value),
+         "do not trust that program"}));
   }
   STASIS_TRY_ASSIGN(auto after, registers(thread));
   return static_cast<std::int64_t>(after.rax);
+}
+
+Result<void> StoppedThreads::run_to_call_stop(Tid thread) const {
+  STASIS_TRY(request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr));
+  is_right_ = false;
+  int status = 0;
+  int got = 0;
+  int looks = 0;
+  const auto start = Clock::now();
+  while ((got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD | WNOHANG)) == 0 ||
+         (got < 0 && errno == EINTR)) {
+    if (++looks < kEagerLooks) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (Clock::now() - start < kStopLimit) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      continue;
+    }
+    return fail(ErrorCode::kBusy,
+                fmt::format("a system call of process {} does not come back", pid_.value),
+                "see whether a seccomp supervisor of the process hangs");
+  }
+  if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
+  if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) return {};
+  return fail(ErrorCode::kInternal,
+              fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
+                          thread.value, pid_.value, status),
+              "try again; if it stays so, this is a bug to report");
+}
+
+// One that is at its entry.
+Result<void> StoppedThreads::skip_call(Tid thread) const {
+  STASIS_TRY_ASSIGN(auto regs, registers(thread));
+  regs.orig_rax = static_cast<std::uint64_t>(-1);
+  return set_registers(thread, regs);
 }
 
 bool StoppedThreads::dispatches_system_calls(Tid thread) const {

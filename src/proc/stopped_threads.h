@@ -71,7 +71,8 @@ class StoppedThreads {
   Result<void> write(Tid thread, std::uint64_t address, std::span<const std::uint64_t> words) const;
 
   // Executes the system call instruction (0f 05) at `instruction` in `thread`, whose registers are
-  // changed by it. The call's own answer, negative for an error. Where the process's system calls
+  // changed by it. The call's own answer, negative for an error. No other call is made where the
+  // process has exchanged the instruction: kNotSupported. Where the process's system calls
   // are filtered (seccomp) that is lifted for it, if we may; kNotSupported where the filter lets
   // none of ours pass.
   Result<std::int64_t> system_call(Tid thread, std::uint64_t instruction, std::uint64_t number,
@@ -105,6 +106,9 @@ class StoppedThreads {
   explicit StoppedThreads(const AddressSpace& space) : space_(&space), pid_(space.pid()) {}
   // That these are threads of that address space.
   Result<void> check_right() const;
+  // Lets it run to the entry of its next system call, or from there to the call's exit.
+  Result<void> run_to_call_stop(Tid thread) const;
+  Result<void> skip_call(Tid thread) const;
   Result<void> seize(std::span<const Tid> threads);
   using Clock = std::chrono::steady_clock;
   Result<void> wait_until_stopped(Tid thread, Clock::time_point deadline, bool& ended);
