@@ -21,6 +21,7 @@
 #include "direct/fake_agent.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/served_file.h"
 
 namespace stasis::direct {
 namespace {
@@ -236,6 +237,30 @@ TEST(AgentClient, CountsPiecesOnceAndWaitsOnceForAll) {
   const std::size_t figure = message.find("within ");
   ASSERT_NE(figure, std::string::npos) << message;
   EXPECT_GE(std::stoi(message.substr(figure + 7)), 150) << message;
+}
+
+// To close it would wait for its server, and no signal ends that.
+TEST(AgentClient, TakesNoFileThatAnotherUsersProgramServes) {
+  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+    static pid_t server = 0;
+    static const int file = fakes::open_served_file(server);
+    page.cu_result = 0;
+    page.content_id[0] = static_cast<std::uint64_t>(file);
+    page.content_id[1] = static_cast<std::uint64_t>(server);
+    page.segment_count = 1;
+    page.segment_bytes = 2 << 20;
+    page.exported_count = 1;
+    page.segments[0] = {2 << 20, 0, 0, {}, file, 0};
+  });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
+  const auto [file, server] = (*client)->content_id();
+  if (static_cast<int>(file) < 0) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  const fakes::ServerEnd end(static_cast<pid_t>(server));
+  const auto start = Clock::now();
+  EXPECT_FALSE((*client)->take_segments(milliseconds(2000)).has_value());
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
 }
 
 // There is always one more, and each answer takes its time.

@@ -13,6 +13,7 @@
 #include "base/scope_guard.h"
 #include "direct/agent_client.h"
 #include "direct/read_once.h"
+#include "proc/served_files.h"
 
 namespace stasis::direct {
 namespace {
@@ -57,13 +58,24 @@ Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout
   return shares;
 }
 
-Result<UniqueFd> AgentClient::take_descriptor() {
-  const int number = once(page_->exported_count) == 1 ? once(page_->shares[0].fd) : -1;
-  UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), number, 0)));
-  if (!taken.valid()) {
-    return fail(errno_error(
-        fmt::format("cannot take descriptor {} of process {}", number, pid_.value), errno));
+Result<UniqueFd> AgentClient::take_descriptor(int number) const {
+  // To close it would wait for the program that serves it.
+  if (proc::is_kept_from_us(fmt::format("/proc/{}/fd/{}", pid_.value, number))) {
+    return fail(refusal({"agent-page", Severity::kRed, pid_,
+                         fmt::format("the agent in process {} names as its GPU memory descriptor "
+                                     "{}, which is a file that another user's program serves",
+                                     pid_.value, number),
+                         "do not trust that process: its page is forged or damaged"}));
   }
+  UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), number, 0)));
+  if (taken.valid()) return taken;
+  return fail(errno_error(
+      fmt::format("cannot take descriptor {} of process {}", number, pid_.value), errno));
+}
+
+Result<UniqueFd> AgentClient::take_only_descriptor() const {
+  const int number = once(page_->exported_count) == 1 ? once(page_->shares[0].fd) : -1;
+  STASIS_TRY_ASSIGN(auto taken, take_descriptor(number));
   // Or it is another program's.
   STASIS_TRY(space_->check_current());
   return taken;
@@ -72,7 +84,7 @@ Result<UniqueFd> AgentClient::take_descriptor() {
 Result<UniqueFd> AgentClient::borrow(const ShareId& id, std::chrono::milliseconds timeout) {
   begin(AgentCommand::kLend, ContentId{id[0], id[1]});
   STASIS_TRY(finish(timeout));
-  return take_descriptor();
+  return take_only_descriptor();
 }
 
 Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
@@ -81,7 +93,7 @@ Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
   constexpr std::size_t kAtOnce = 64;
   for (std::size_t done = 0; done < pieces.size();) {
     STASIS_TRY(ask(AgentCommand::kAttach, kOffer, timeout));
-    STASIS_TRY_ASSIGN(auto socket, take_descriptor());
+    STASIS_TRY_ASSIGN(auto socket, take_only_descriptor());
     for (const std::size_t end = std::min(done + kAtOnce, pieces.size()); done < end; ++done) {
       const auto& [id, descriptor] = pieces[done];
       if (!send_descriptor(socket, id, descriptor->get())) {
@@ -122,11 +134,7 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
         std::memcpy(&gpu.bytes, given.gpu, sizeof given.gpu);
         places->push_back({given.bytes, given.offset, given.address, gpu});
       }
-      UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), given.fd, 0)));
-      if (!handle.valid()) {
-        return fail(errno_error(
-            fmt::format("cannot take descriptor {} of process {}", given.fd, pid_.value), errno));
-      }
+      STASIS_TRY_ASSIGN(auto handle, take_descriptor(given.fd));
       segments.push_back({std::move(handle), given.bytes, given.offset});
     }
     // Or they are another program's.

@@ -34,20 +34,6 @@ std::uint64_t random_address(const std::string& auxv) {
   return 0;
 }
 
-// Is the page of that address in memory, or in swap? The program has chosen the address, and a page
-// that is not there yet may be one that another program serves (FUSE), which may never come.
-bool is_page_there(Pid pid, std::uint64_t address) {
-  constexpr std::uint64_t kPage = 4096;
-  constexpr std::uint64_t kPresentOrSwapped = std::uint64_t{3} << 62;
-  const auto pages = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
-  std::uint64_t entry = 0;
-  // Where the kernel does not tell it is read.
-  return !pages ||
-         ::pread(pages->get(), &entry, sizeof entry, as_offset(address / kPage * sizeof entry)) !=
-             static_cast<ssize_t>(sizeof entry) ||
-         (entry & kPresentOrSwapped) != 0;
-}
-
 Error no_longer_there(Pid pid) {
   return Error{ErrorCode::kProcessGone,
                fmt::format("process {} has ended, or has become another program (exec)", pid.value),
@@ -78,7 +64,9 @@ Result<AddressSpace::Birth> AddressSpace::birth_of(Pid pid, const UniqueFd& memo
   // A program may have made these bytes unreadable, or hidden where they are; then the rest tells:
   // of a program that was just started both are there.
   const std::uint64_t at = random_address(birth.auxv);
-  if (at != 0 && is_page_there(pid, at) &&
+  // The program has chosen the address, and a page that is not there yet may be one that another
+  // program serves (FUSE), which may never come.
+  if (at != 0 && ServedPages(pid).is_there(at) &&
       ::pread(memory.get(), birth.random.data(), birth.random.size(), as_offset(at)) !=
           static_cast<ssize_t>(birth.random.size())) {
     birth.random = {};
@@ -109,6 +97,17 @@ bool AddressSpace::is_current() const {
 Result<void> AddressSpace::check_current() const {
   if (is_current()) return {};
   return fail(no_longer_there(pid_));
+}
+
+Result<void> AddressSpace::check_not_served(const char* what, std::uint64_t address,
+                                            std::size_t size) const {
+  if (!served_->has_any_in(address, size)) return {};
+  return fail(
+      ErrorCode::kNotSupported,
+      fmt::format("cannot {} {} bytes of memory at {:#x} of process {}: it is of a file that "
+                  "another user's program serves (FUSE), which may hold it back",
+                  what, size, address, pid_.value),
+      "copy that file to another file system, and start the program with it");
 }
 
 Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t size,
@@ -153,6 +152,7 @@ std::size_t AddressSpace::move_with_lesser_rights(Direction direction, std::uint
 
 Result<void> AddressSpace::read(std::uint64_t address, void* data, std::size_t size) const {
   auto* to = static_cast<std::byte*>(data);
+  STASIS_TRY(check_not_served("read", address, size));
   const std::size_t moved = move_by_number(Direction::kRead, address, data, size);
   to += moved;
   address += moved;
@@ -171,6 +171,7 @@ Result<void> AddressSpace::write(std::uint64_t address, const void* data, std::s
   const auto* from = static_cast<const std::byte*>(data);
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is only read
   void* source = const_cast<std::byte*>(from);
+  STASIS_TRY(check_not_served("write", address, size));
   const std::size_t moved = move_by_number(Direction::kWrite, address, source, size);
   from += moved;
   address += moved;

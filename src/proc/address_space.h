@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -18,6 +19,7 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "proc/lesser_rights.h"
+#include "proc/served_files.h"
 
 namespace stasis::proc {
 
@@ -28,7 +30,8 @@ class AddressSpace {
   static Result<AddressSpace> open(Pid pid);
 
   // All of it or an error: kProcessGone if the address space has no process any more; kIo where
-  // there is no memory, or none that may be written even by a tracer (EFAULT). Large pieces go by
+  // there is no memory, or none that may be written even by a tracer (EFAULT); kNotSupported of a
+  // page that another user's program serves and may hold back (served_files.h). Large pieces go by
   // the process's number, four times as fast, where the kernel lets no more be done so than the
   // target's own user may do (lesser_rights.h), and where it was seen just before that the process
   // still runs in this address space.
@@ -56,7 +59,8 @@ class AddressSpace {
       : pid_(pid),
         memory_(std::move(memory)),
         birth_(std::move(birth)),
-        rights_(LesserRights::of(pid)) {}
+        rights_(LesserRights::of(pid)),
+        served_(std::make_unique<ServedPages>(pid)) {}
   // How much of a large piece has been moved by number: nothing if that is not allowed.
   enum class Direction { kRead, kWrite };
   std::size_t move_by_number(Direction direction, std::uint64_t address, void* data,
@@ -65,12 +69,14 @@ class AddressSpace {
                                       std::size_t size) const;
   static Result<UniqueFd> open_memory(Pid pid);
   static Result<Birth> birth_of(Pid pid, const UniqueFd& memory);
+  Result<void> check_not_served(const char* what, std::uint64_t address, std::size_t size) const;
   Error refusal(const char* what, std::uint64_t address, std::size_t size, int number) const;
 
   Pid pid_;
   UniqueFd memory_;
   Birth birth_;
   LesserRights rights_;
+  std::unique_ptr<ServedPages> served_;
 };
 
 }  // namespace stasis::proc

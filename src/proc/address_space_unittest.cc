@@ -9,6 +9,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <vector>
 
@@ -16,6 +17,7 @@
 
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/served_file.h"
 
 namespace stasis::proc {
 namespace {
@@ -205,6 +207,46 @@ TEST_F(AddressSpaceTest, ThreadsWithLesserRightsMayNotReadAMorePowerfulProgram) 
     EXPECT_TRUE(reads(plain.pid()));
   }
   EXPECT_TRUE(reads(child.pid()));
+}
+
+// A page that its server holds back is waited for in the kernel, and no signal ends that.
+TEST_F(AddressSpaceTest, APageThatAnotherUsersProgramHoldsBackIsNotWaitedFor) {
+  struct Place {
+    pid_t server;
+    std::uint64_t address;
+  };
+  auto* place = static_cast<Place*>(
+      ::mmap(nullptr, sizeof(Place), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(place, MAP_FAILED);
+  const Child child([&] {
+    const int file = fakes::open_served_file(place->server);
+    void* at = ::mmap(nullptr, fakes::kServedBytes, PROT_READ | PROT_EXEC, MAP_PRIVATE, file, 0);
+    if (file < 0 || at == MAP_FAILED) {
+      go_->store(3);
+      ::pause();
+    }
+    // In this order: the kernel would refuse a page that it has not begun to read to a user whom
+    // the server's namespace does not know.
+    if (::fork() == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::_exit(*static_cast<volatile char*>(at));
+    }
+    ::usleep(200000);
+    place->address = address_of(at);
+    go_->store(2);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() >= 2; }));
+  if (go_->load() == 3) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  const fakes::ServerEnd end(place->server);
+  char byte = 0;
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_FALSE(space->read(place->address, &byte, 1));
+  EXPECT_FALSE(space->write(place->address, &byte, 1));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 
 }  // namespace

@@ -127,11 +127,12 @@ void take_answer(const MapQuery& answer, Mapping& mapping) {
 // Returns the address from which the text has to be read: of a kernel that does not know the
 // question, and of a name that is longer than it tells; nothing if all is done.
 std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
-                                          const std::function<bool(const Mapping&)>& visit) {
+                                          const std::function<bool(const Mapping&)>& visit,
+                                          std::uint64_t from) {
   std::array<char, PATH_MAX> name{};
   std::string before;  // the name of the mapping before, which often is the same
   Mapping mapping;
-  for (std::uint64_t at = 0;;) {
+  for (std::uint64_t at = from;;) {
     MapQuery query;
     query.query_flags = kCoveringOrNext;
     query.query_addr = at;
@@ -158,13 +159,13 @@ std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
 
 }  // namespace
 
-Result<void> ProcFs::for_each_mapping(Pid pid,
-                                      const std::function<bool(const Mapping&)>& visit) const {
+Result<void> ProcFs::for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit,
+                                      std::uint64_t from) const {
   const std::string path = fmt::format("{}/{}/maps", root_, pid.value);
   auto file = open_file(AT_FDCWD, path, O_RDONLY);
   if (!file) return fail(why_unread(root_, pid, std::move(file.error())));
-  const auto from = ask_for_each(*file, visit);
-  if (!from) return {};
+  const auto text_from = ask_for_each(*file, visit, from);
+  if (!text_from) return {};
   // A line is kept until its end is there; of one that is far too long, what is cut anyway goes.
   constexpr std::size_t kMostOfLine = 4 * kLongestPath;
   std::array<char, 65536> block{};
@@ -181,7 +182,7 @@ Result<void> ProcFs::for_each_mapping(Pid pid,
       rest.remove_prefix(end + 1);
       const auto mapping = parse_mapping(line);
       line.clear();
-      if (mapping && mapping->start >= *from && !visit(*mapping)) return {};
+      if (mapping && mapping->end > *text_from && !visit(*mapping)) return {};
     }
     if (size == 0) return {};
   }

@@ -2,10 +2,8 @@
 // its page.
 #include "proc/parking.h"
 
-#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/vfs.h>
 
 #include <algorithm>
 #include <array>
@@ -120,31 +118,10 @@ Error too_much(Pid pid) {
                   fmt::format("see what made it: `cat /proc/{}/maps`", pid.value)});
 }
 
-// Files of a file system that a program serves (FUSE) and that the kernel keeps us out of: it tells
-// their kind and nothing else. A read of a page that the program holds back ends with that program
-// alone, and no signal ends it.
-class KeptFromUs {
- public:
-  bool has(Pid pid, const proc::Mapping& mapping) {
-    const auto [known, is_new] = devices_.try_emplace(mapping.device, false);
-    if (!is_new) return known->second;
-    const std::string link =
-        fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
-    struct statfs info {};
-    known->second =
-        ::statfs(link.c_str(), &info) == 0 && info.f_type == FUSE_SUPER_MAGIC && info.f_bsize == 0;
-    return known->second;
-  }
-
- private:
-  std::map<std::uint64_t, bool> devices_;
-};
-
 Result<ParkingPlaces> probe(const AddressSpace& space) {
   const Pid pid = space.pid();
   ParkingPlaces places;
   std::uint64_t pages = 0;
-  KeptFromUs kept;
   const proc::ProcFs procfs;
   auto mappings = procfs.mappings(pid);
   if (!mappings) {
@@ -163,7 +140,7 @@ Result<ParkingPlaces> probe(const AddressSpace& space) {
       }
       continue;
     }
-    if (!kept.has(pid, mapping)) places.calls.probe(space, mapping);
+    places.calls.probe(space, mapping);
   }
   return places;
 }

@@ -116,7 +116,8 @@ class ProcFs {
   // this text (65530 mappings of files whose names have 16 KiB), and most callers look for
   // something. Of a path of more than kLongestPath bytes the middle is missing. kNotPermitted,
   // kNoSuchProcess.
-  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit) const;
+  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit,
+                                std::uint64_t from = 0) const;
   // All of them. After kManyPaths bytes of paths, each further one is cut to kShortPath.
   Result<std::vector<Mapping>> mappings(Pid pid) const;
 

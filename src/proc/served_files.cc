@@ -1,0 +1,90 @@
+#include "proc/served_files.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include <fmt/format.h>
+
+namespace stasis::proc {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPresentOrSwapped = std::uint64_t{3} << 62;
+constexpr std::size_t kEntries = 512;
+
+}  // namespace
+
+// Where it keeps others out the kernel tells their kind and nothing else (fuse_statfs() of
+// fs/fuse/inode.c); a file system on top of one takes that over.
+bool is_kept_from_us(const std::string& path) {
+  struct statfs info {};
+  return ::statfs(path.c_str(), &info) == 0 && info.f_bsize == 0 &&
+         (info.f_type == FUSE_SUPER_MAGIC || info.f_type == OVERLAYFS_SUPER_MAGIC);
+}
+
+ServedPages::ServedPages(Pid pid) : pid_(pid) {
+  auto pages = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
+  if (pages) pages_ = std::move(*pages);
+}
+
+bool ServedPages::is_there(std::uint64_t address) const {
+  std::uint64_t entry = 0;
+  return !pages_.valid() ||
+         ::pread(pages_.get(), &entry, sizeof entry,
+                 static_cast<off_t>(address / kPage * sizeof entry)) !=
+             static_cast<ssize_t>(sizeof entry) ||
+         (entry & kPresentOrSwapped) != 0;
+}
+
+bool ServedPages::has_any_in(std::uint64_t address, std::size_t size) {
+  if (!pages_.valid() || size == 0) return false;
+  const std::uint64_t last = std::max(address, address + (size - 1)) / kPage;
+  std::array<std::uint64_t, kEntries> entries{};
+  for (std::uint64_t page = address / kPage; page <= last;) {
+    const std::size_t wanted = std::min<std::uint64_t>(kEntries, last - page + 1);
+    const ssize_t got = ::pread(pages_.get(), entries.data(), wanted * sizeof entries[0],
+                                static_cast<off_t>(page * sizeof entries[0]));
+    const std::size_t count = got <= 0 ? 0 : static_cast<std::size_t>(got) / sizeof entries[0];
+    for (std::size_t i = 0; i < count; ++i)
+      if ((entries[i] & kPresentOrSwapped) == 0 && is_served((page + i) * kPage)) return true;
+    // Beyond all addresses, or of a process that has gone.
+    if (count == 0) return false;
+    page += count;
+  }
+  return false;
+}
+
+bool ServedPages::is_served(std::uint64_t address) {
+  const std::scoped_lock lock(mutex_);
+  if (address >= fine_from_ && address < fine_to_) return false;
+  std::optional<Mapping> at;
+  (void)ProcFs().for_each_mapping(
+      pid_,
+      [&](const Mapping& mapping) {
+        if (mapping.start <= address && address < mapping.end) at = mapping;
+        return mapping.end <= address;
+      },
+      address);
+  if (!at) return false;
+  if (at->inode != 0 && is_device_kept(*at)) return true;
+  fine_from_ = at->start;
+  fine_to_ = at->end;
+  return false;
+}
+
+bool ServedPages::is_device_kept(const Mapping& mapping) {
+  const auto [known, is_new] = devices_.try_emplace(mapping.device, false);
+  if (is_new) {
+    known->second = is_kept_from_us(
+        fmt::format("/proc/{}/map_files/{:x}-{:x}", pid_.value, mapping.start, mapping.end));
+  }
+  return known->second;
+}
+
+}  // namespace stasis::proc

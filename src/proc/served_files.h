@@ -1,0 +1,46 @@
+// Files whose file system a program serves (FUSE) and that the kernel keeps the tool out of:
+// another user's. A read of a page that the program holds back ends with that program alone, and no
+// signal ends it; so does the closing of such a file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "base/fd.h"
+#include "base/ids.h"
+#include "proc/procfs.h"
+
+namespace stasis::proc {
+
+// Asks for what is at `path`, mostly a link in /proc, without asking the program.
+bool is_kept_from_us(const std::string& path);
+
+// The pages of one process that would be read from such a file. What the process puts in the place
+// of a page between the question and the read is not seen. Thread-safe.
+class ServedPages {
+ public:
+  explicit ServedPages(Pid pid);
+
+  // Is a page of this not in memory, nor in swap, and one of such a file? False where the kernel
+  // does not tell which pages are there.
+  bool has_any_in(std::uint64_t address, std::size_t size);
+  // Is the page of that address in memory, or in swap? True where the kernel does not tell.
+  bool is_there(std::uint64_t address) const;
+
+ private:
+  bool is_served(std::uint64_t address);
+  bool is_device_kept(const Mapping& mapping);
+
+  Pid pid_;
+  UniqueFd pages_;  // bound to the address space, as /proc/PID/mem is
+  std::mutex mutex_;
+  // Of the last mapping that was looked at, and is none.
+  std::uint64_t fine_from_ = 0;
+  std::uint64_t fine_to_ = 0;
+  std::map<std::uint64_t, bool> devices_;
+};
+
+}  // namespace stasis::proc
