@@ -134,11 +134,13 @@ constexpr std::array kRules = {
              "threads are under another one (chrt --other --pid 0 THREAD)"},
 
     // Files. Seen: locks, ghost, link remap, missing, size.
-    CriuRule{"The bfd buffer is too small", "",
-             kCriuFailed,  // seen; a page of memory is for a line
-             "the process has a file mapped whose path is too long for CRIU: some 4000 bytes, of "
-             "which a line break takes four",
-             "move the file to a shorter path, and start the program again"},
+    CriuRule{
+        "The bfd buffer is too small", "",
+        kCriuFailed,  // seen; a page of memory is for a line
+        "a line of /proc is too long for CRIU: the process has a file mapped by a path of some "
+        "4000 bytes, of which a line break takes four, or belongs to some hundred groups",
+        "move the file to a shorter path, and start the program again; or start it with fewer "
+        "groups"},
     CriuRule{"Some file locks are hold", "", kCriuFailed, "the process holds file locks",
              "dump it with --file-locks"},
     CriuRule{"Can't dump ghost file", "increase limit", kCriuFailed,

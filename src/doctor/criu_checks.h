@@ -84,6 +84,9 @@ struct GuardedMemory {
 GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(const Processes& processes, Signs& out);
 
+// criu_lines.cc
+void probe_lines(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+
 // criu_timers.cc
 void probe_timers(const Processes& processes, Signs& out);
 

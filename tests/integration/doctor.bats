@@ -437,6 +437,13 @@ def case_with_directory():
 def case_with_memory():
     stack = mapped(1 << 16, 0x22, -1)
     libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), ctypes.c_void_p(stack + (1 << 16)), 0x100 | 17, None)
+def case_long_path():
+    here = os.getcwd(); os.chdir(folder)
+    for _ in range(17):
+        os.mkdir("d" * 250); os.chdir("d" * 250)
+    fd = os.open("file", os.O_RDWR | os.O_CREAT); os.write(fd, b"x" * 4096)
+    mapped(4096, 2, fd); os.close(fd); os.chdir(here)
+def case_many_groups(): os.setgroups(range(4 * 10**9, 4 * 10**9 + 500))
 def case_other_user():
     if int(open("/proc/self/status").read().split("CapEff:")[1].split()[0], 16) >> 24 & 1: raise OSError("CAP_SYS_RESOURCE")
     os.setgroups([]); os.setgid(65534); os.setuid(65534); libc.prctl(4, 1, 0, 0, 0)'
@@ -451,6 +458,8 @@ with_directory|process-directory|Can't make FS id
 with_memory|process-memory|Can't make VM id
 vsock|socket|Unknown socket
 packet_pipe|packet-pipe|packetized mode
+long_path|long-line|bfd buffer is too small
+many_groups|long-line|bfd buffer is too small
 alarm_clock|timerfd|Unknown clock type
 pidfd|pidfd|PIDFD_THREAD
 perf|anonymous-file|anon_inode:\[perf_event\]
