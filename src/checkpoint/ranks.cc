@@ -58,8 +58,9 @@ std::string describe_other_ranks(const OtherRanks& ranks) {
   for (const Pid pid : ranks.others)
     others.push_back(std::to_string(pid.value));
   return fmt::format(
-      "if it waits for other processes of its job ({} use CUDA, too), name process {} ({}), which "
-      "is above all of them, so that they are locked together",
+      "if it works together with other processes ({} use CUDA, too), name process {} ({}), which "
+      "is "
+      "above all of them, so that they are locked together",
       listed(others, ", ", kShown), ranks.above.pid.value, ranks.above.comm);
 }
 

@@ -14,6 +14,7 @@
 #include <fmt/ranges.h>
 
 #include "base/listing.h"
+#include "checkpoint/ranks.h"
 #include "doctor/criu_obstacles.h"
 #include "driver/gpu_plan.h"
 
@@ -81,6 +82,13 @@ bool is_told(std::string_view id) {
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 
+// Ranks that wait for each other need not show it: the driver may lock one at once, and the others
+// miss it later.
+void tell_of_other_ranks(const Environment& env, Pid root) {
+  const auto others = find_other_ranks(proc::ProcFs(), root);
+  if (others) env.tell(describe_other_ranks(*others));
+}
+
 }  // namespace
 
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
@@ -90,6 +98,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   // CRIU gives a file that has lost its name another one, and takes that away when the tree runs
   // on: no restore would find the file. What a job has in its /dev/shm is in the image besides.
   CriuOptions wanted = criu;
+  if (!members.empty()) tell_of_other_ranks(env, members.front().process.pid());
   const bool lost = options.after == AfterDump::kRunning && criu.link_remap && !job;
   if (lost) wanted.link_remap = false;
   std::vector<std::string> reasons;

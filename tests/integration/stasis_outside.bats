@@ -227,6 +227,11 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
   assert_contains "$err" "stasis suspend $TARGET"
   kill -CONT "${ranks[2]}"
   target_goes_on
+  # Where the driver locks it at once, the dump says it.
+  STASIS_SIM_FAULTS="lock:error=999" capture stasis dump "${ranks[0]}" --images-dir "$image" --ignore-undumpable
+  assert_contains "$err" "note: if it works together with other processes"
+  assert_contains "$err" "name process $TARGET (stasis-workload), which is above all of them"
+  target_goes_on
   nothing_left
 }
 
