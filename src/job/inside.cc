@@ -209,7 +209,8 @@ Result<std::string> wait_for_inside(const InsideCaller& caller, HelperProcess pr
         return read_file(file, "report", kMostReport);
       }
     }
-    if (caller.interrupt.requested() && hears && !stopped) {
+    // That the caller insists is said again and again: it counts from a second after the first.
+    if (caller.interrupt.requested() && hears && (!stopped || caller.interrupt.insists())) {
       stopped = true;
       if (auto pidfd = Pidfd::open(process.pid())) (void)pidfd->signal(SIGTERM);
     }

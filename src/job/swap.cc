@@ -43,13 +43,18 @@ class Swap {
   const std::string& no_room() const { return no_room_; }
 
  private:
-  // Until both are done; a signal is passed on to both, once.
+  // Until both are done; a signal is passed on to both, and that the user insists, again and again:
+  // a side counts it from a second after its first.
   void wait() {
     while (out_.busy() || in_.busy()) {
       if (caller_.interrupt.requested() && !stopped_ && out_.hears() && in_.hears()) {
         stopped_ = true;
         out_.stop();
         in_.stop();
+      }
+      if (caller_.interrupt.insists()) {
+        out_.insist();
+        in_.insist();
       }
       std::array<pollfd, 2> ready{{{out_.fd(), POLLIN, 0}, {in_.fd(), POLLIN, 0}}};
       if (::poll(ready.data(), ready.size(), kSignalPollMs) <= 0) continue;

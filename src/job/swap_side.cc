@@ -189,6 +189,7 @@ Result<SwapSide> SwapSide::start(const Target& target, SideSetup setup, const St
 void SwapSide::begin(SideOrder order) {
   done_ = {};
   quiesced_ = false;
+  is_stopped_ = false;
   busy_ = send(process_.channel(), order).has_value();
   if (!busy_) lost();
 }
@@ -209,7 +210,12 @@ void SwapSide::take() {
     lost();
 }
 
+void SwapSide::insist() {
+  if (busy_ && is_stopped_) stop();
+}
+
 void SwapSide::stop() {
+  is_stopped_ = true;
   if (auto pidfd = Pidfd::open(process_.pid())) (void)pidfd->signal(SIGTERM);
 }
 

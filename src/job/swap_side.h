@@ -34,6 +34,9 @@ class SwapSide {
   void take();
   // Only one that hears(): a signal would end a process that has just been started.
   void stop();
+  // Says it once more to what was told already: the user insists (Interrupt::insists()). What is
+  // undone since then is not told.
+  void insist();
   bool hears() const { return has_answered_ || !busy_; }
 
   // The trace of all that was done, as events; empty if the process records none.
@@ -58,6 +61,7 @@ class SwapSide {
   bool busy_ = false;
   bool quiesced_ = false;
   bool has_answered_ = false;  // before
+  bool is_stopped_ = false;    // what it does now
   SideResult done_;
   nlohmann::json trace_ = nlohmann::json::array();
 };

@@ -546,6 +546,16 @@ static void test_jobs(void) {
   stasis_cancel_request(call.cancel);
   EXPECT(stasis_suspend_job(session, "job", NULL, &call, NULL), STASIS_INTERRUPTED);
   stasis_cancel_free(call.cancel);
+  /* In the middle, in there. */
+  setenv("STASIS_SIM_FAULTS", "checkpoint:delay=3s", 1);
+  call.cancel = cancel = stasis_cancel_new();
+  pthread_t thread;
+  pthread_create(&thread, NULL, request_soon, NULL);
+  EXPECT(stasis_suspend_job(session, "job", NULL, &call, NULL), STASIS_INTERRUPTED);
+  pthread_join(thread, NULL);
+  stasis_cancel_free(cancel);
+  unsetenv("STASIS_SIM_FAULTS");
+  CHECK(goes_on("job"));
   stasis_dump_options dump;
   stasis_dump_options_init(&dump, sizeof dump);
   EXPECT(stasis_dump_job(session, "job", &dump, NULL, NULL), STASIS_USAGE);

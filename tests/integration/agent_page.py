@@ -4,6 +4,7 @@
   agent_page.py PID idle             fails while it is at work for a tool
   agent_page.py PID closing MS       waits until it is closing its gate, and was given more than MS for that; fails after
                                      a minute
+  agent_page.py PID stop-filling     stops the process (SIGSTOP) when it has taken its GPU memory again, without content
   agent_page.py PID kill-away TOOL.. runs TOOL and kills it when the program is held back for it; fails
                                      if it has come further by then
   agent_page.py PID prepare          asks for a buffer as a tool does, gets it, and dies
@@ -23,6 +24,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -139,7 +141,11 @@ def main():
         sys.exit(number(page, MAGIC, "<Q") == 0)
     if what == "closing":
         sys.exit(0 if closing(page, int(sys.argv[3])) else 1)
-    if what == "state":
+    if what == "stop-filling":
+        while number(page, STATE) != FILLING:
+            pass
+        os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    elif what == "state":
         print(number(page, STATE))
     elif what == "seals":
         print(fcntl.fcntl(file, fcntl.F_GET_SEALS))

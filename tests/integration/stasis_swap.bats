@@ -180,6 +180,27 @@ assert names >= set(sys.argv[3:]), names" "$@"
   nothing_left
 }
 
+# bats test_tags=long
+@test "Ctrl-C twice ends a swap whose second program does not answer any more" {
+  local tool inner status=0
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so two_servers 100M
+  python3 "$BATS_TEST_DIRNAME/agent_page.py" "$B" stop-filling 3>&- &
+  at_end_kill $!
+  sleep 1 # it watches
+  timeout 100 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  tool=$!
+  wait_until 60 grep -q "^State:.T" "/proc/$B/status"
+  inner=$(pgrep -P "$tool" -x stasis)
+  local begun=$SECONDS
+  kill -INT "$inner"
+  sleep 1.5
+  kill -INT "$inner"
+  wait "$tool" || status=$?
+  ((status != 0 && SECONDS - begun < 40)) || { echo "$status after $((SECONDS - begun)) s"; cat "$BATS_TEST_TMPDIR/err"; false; }
+  kill -CONT "$B"
+  done_by recover --all
+}
+
 @test "Ctrl-C while a failure is undone: it is undone to the end" {
   two_servers 100M
   echo "checkpoint:error=999 pid=$A; checkpoint:delay=4s pid=$B" >"$STASIS_SIM_DIR/faults"
