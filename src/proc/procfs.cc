@@ -36,6 +36,22 @@ Result<std::string> read_of(const std::string& root, Pid pid, const std::string&
   return text;
 }
 
+// The beginning of what a program has its words in.
+Result<std::string> words_of(const std::string& root, Pid pid, const std::string& name) {
+  const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
+  auto file = open_checked(AT_FDCWD, path, O_RDONLY, &is_regular_file);
+  if (!file) return fail(why_unread(root, pid, std::move(file.error())));
+  std::string text;
+  std::array<char, 16384> piece{};
+  while (text.size() < kMostWordBytes) {
+    const ssize_t got = TEMP_FAILURE_RETRY(::read(file->get(), piece.data(), piece.size()));
+    if (got < 0) return fail(why_unread(root, pid, errno_error("cannot read " + path, errno)));
+    if (got == 0) break;
+    text.append(piece.data(), static_cast<std::size_t>(got));
+  }
+  return text;
+}
+
 // The value of "Key:\tvalue" in /proc/PID/status.
 std::string field(const std::string& status, std::string_view key) {
   std::istringstream lines(status);
@@ -60,7 +76,7 @@ T number(std::string_view text) {
 
 std::vector<std::string> split_at_nul(const std::string& text) {
   std::vector<std::string> out;
-  for (std::size_t begin = 0; begin < text.size();) {
+  for (std::size_t begin = 0; begin < text.size() && out.size() < kMostWords;) {
     const std::size_t end = std::min(text.find('\0', begin), text.size());
     out.push_back(text.substr(begin, end - begin));
     begin = end + 1;
@@ -182,7 +198,7 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
   details.ns_pid = pid.value;
   for (int ns_pid = 0; ns_pids >> ns_pid;)
     details.ns_pid = ns_pid;
-  STASIS_TRY_ASSIGN(auto cmdline, read_of(root_, pid, "cmdline"));
+  STASIS_TRY_ASSIGN(auto cmdline, words_of(root_, pid, "cmdline"));
   details.argv = split_at_nul(cmdline);
   return details;
 }
@@ -254,7 +270,7 @@ Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
 }
 
 Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
-  STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, "environ"));
+  STASIS_TRY_ASSIGN(auto text, words_of(root_, pid, "environ"));
   return split_at_nul(text);
 }
 
@@ -305,74 +321,6 @@ Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
     return ::getxattr(path.c_str(), "system.sockprotoname", name.data(), name.size() - 1) < 0 ||
            std::string_view(name.data()).find("TCP") != std::string_view::npos;
   });
-}
-
-Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
-  STASIS_TRY_ASSIGN(auto text, read_of(root_, pid, "net/unix"));
-  std::vector<UnixSocket> out;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    // "address: references protocol flags type state inode path"
-    std::istringstream words(line);
-    std::string skipped;
-    std::string flags;
-    UnixSocket socket;
-    words >> skipped >> skipped >> skipped >> flags >> skipped >> skipped >> socket.inode;
-    socket.listens = flags == "00010000";  // __SO_ACCEPTCON of linux/net.h
-    if (!words) continue;                  // the heading
-    std::getline(words >> std::ws, socket.path);
-    out.push_back(std::move(socket));
-  }
-  return out;
-}
-
-namespace {
-
-// ::ffff:a.b.c.d as a.b.c.d (net/ipv6/tcp_ipv6.c prints four words in the machine's byte order).
-std::string without_mapping(std::string address) {
-  constexpr std::string_view kMapped = "0000000000000000FFFF0000";
-  return address.starts_with(kMapped) ? address.substr(kMapped.size()) : address;
-}
-
-}  // namespace
-
-Result<std::vector<InetSocket>> ProcFs::tcp_sockets(Pid pid) const {
-  return inet_sockets(pid, "tcp");
-}
-
-Result<std::vector<InetSocket>> ProcFs::udp_sockets(Pid pid) const {
-  return inet_sockets(pid, "udp");
-}
-
-Result<std::vector<InetSocket>> ProcFs::inet_sockets(Pid pid, std::string_view protocol) const {
-  std::vector<InetSocket> out;
-  for (const char* version : {"", "6"}) {
-    auto text = read_of(root_, pid, fmt::format("net/{}{}", protocol, version));
-    if (!text && !out.empty()) break;
-    if (!text && text.error().code == ErrorCode::kIo) continue;
-    if (!text) return fail(std::move(text.error()));
-    std::istringstream lines(*text);
-    for (std::string line; std::getline(lines, line);) {
-      // "number: address:port address:port state queues timer retransmits uid timeout inode ..."
-      std::istringstream words(line);
-      std::string local;
-      std::string remote;
-      std::string state;
-      std::string skipped;
-      InetSocket socket;
-      words >> skipped >> local >> remote >> state >> skipped >> skipped >> skipped >> skipped >>
-          skipped >> socket.inode;
-      const std::size_t colon = local.rfind(':');
-      if (!words || colon == std::string::npos) continue;  // the heading
-      socket.listens = state == "0A";                      // TCP_LISTEN of net/tcp_states.h
-      socket.is_established = state == "01";               // TCP_ESTABLISHED
-      std::from_chars(local.data() + colon + 1, local.data() + local.size(), socket.local_port, 16);
-      socket.local = without_mapping(std::move(local));
-      socket.remote = without_mapping(std::move(remote));
-      out.push_back(std::move(socket));
-    }
-  }
-  return out;
 }
 
 std::optional<int> ProcFs::tracer(Pid pid) const {

@@ -80,8 +80,14 @@ struct ProcessDetails {
   unsigned uid = 0;               // effective user
   int tracer = 0;                 // which thread traces it, 0 if none
   int ns_pid = 0;                 // its number in its innermost PID namespace
-  std::vector<std::string> argv;  // empty for a kernel thread or a zombie
+  std::vector<std::string> argv;  // empty for a kernel thread or a zombie; the first kMostWords
 };
+
+// A program can have the kernel show any of its memory as its arguments and its environment
+// (PR_SET_MM): what comes after so many bytes, or words, is left out. By its start it may have 6
+// MiB of both together (exec's limit, fs/exec.c).
+inline constexpr std::size_t kMostWordBytes = 6U << 20;
+inline constexpr std::size_t kMostWords = 64U << 10;
 
 // A name in /proc/PID/maps has up to 16 KiB: 4 KiB, and "\\012" for each line break.
 inline constexpr std::size_t kLongestPath = 16384;

@@ -301,6 +301,37 @@ TEST_F(FakeProc, ReadsMappings) {
   EXPECT_EQ(procfs().mappings(Pid{77}).error().code, ErrorCode::kNoSuchProcess);
 }
 
+// A program can have the kernel show any of its memory as its arguments (PR_SET_MM). 60 MiB of
+// zeros took 2 GiB.
+TEST_F(FakeProc, WhatAProgramShowsAsItsWordsIsReadWithinBounds) {
+  add(12, 1);
+  for (const char* name : {"cmdline", "environ"})
+    write(12, name, std::string(kMostWordBytes + 100000, '\0'));
+  const auto details = procfs().details(Pid{12});
+  ASSERT_TRUE(details) << details.error().to_string();
+  EXPECT_EQ(details->argv.size(), kMostWords);
+  const auto variables = procfs().environment(Pid{12});
+  ASSERT_TRUE(variables) << variables.error().to_string();
+  EXPECT_EQ(variables->size(), kMostWords);
+}
+
+// Another user's sockets are in there, too: more than 64 MiB of them were an error of every
+// suspend.
+TEST_F(FakeProc, ATableOfSocketsMayBeOfAnyLength) {
+  std::string table = "Num       RefCount Protocol Flags    Type St Inode Path\n";
+  constexpr int kSockets = 500000;
+  for (int i = 0; i < kSockets; ++i)
+    table +=
+        fmt::format("0000000000000000: 00000002 00000000 00010000 0001 01 {} @{:0107}\n", i + 1, i);
+  ASSERT_GT(table.size(), std::size_t{64} << 20);
+  add(12, 3);
+  std::filesystem::create_directories(root_ / "12" / "net");
+  write(12, "net/unix", table);
+  const auto sockets = procfs().unix_sockets(Pid{12});
+  ASSERT_TRUE(sockets) << sockets.error().to_string();
+  EXPECT_EQ(sockets->size(), kSockets);
+}
+
 TEST_F(FakeProc, ReadsSockets) {
   add(12, 3);
   std::filesystem::create_directories(root_ / "12" / "net");

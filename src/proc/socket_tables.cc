@@ -1,0 +1,115 @@
+// The tables of sockets of a network namespace (/proc/PID/net), to which every process in it adds:
+// of any length.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "proc/procfs.h"
+
+namespace stasis::proc {
+namespace {
+
+Result<void> for_each_line(const std::string& root, Pid pid, const std::string& name,
+                           const std::function<void(const std::string&)>& visit) {
+  const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
+  auto file = open_checked(AT_FDCWD, path, O_RDONLY, &is_regular_file);
+  if (!file) return fail(why_unread(root, pid, std::move(file.error())));
+  std::string line;
+  std::array<char, 65536> piece{};
+  for (;;) {
+    const ssize_t got = TEMP_FAILURE_RETRY(::read(file->get(), piece.data(), piece.size()));
+    if (got < 0) return fail(why_unread(root, pid, errno_error("cannot read " + path, errno)));
+    std::string_view rest(piece.data(), static_cast<std::size_t>(got));
+    while (!rest.empty()) {
+      const std::size_t end = rest.find('\n');
+      line += rest.substr(0, end);
+      if (end == std::string_view::npos) break;
+      rest.remove_prefix(end + 1);
+      visit(line);
+      line.clear();
+    }
+    if (got > 0) continue;
+    if (!line.empty()) visit(line);
+    return {};
+  }
+}
+
+}  // namespace
+
+Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
+  std::vector<UnixSocket> out;
+  auto done = for_each_line(root_, pid, "net/unix", [&](const std::string& line) {
+    // "address: references protocol flags type state inode path"
+    std::istringstream words(line);
+    std::string skipped;
+    std::string flags;
+    UnixSocket socket;
+    words >> skipped >> skipped >> skipped >> flags >> skipped >> skipped >> socket.inode;
+    socket.listens = flags == "00010000";  // __SO_ACCEPTCON of linux/net.h
+    if (!words) return;                    // the heading
+    std::getline(words >> std::ws, socket.path);
+    out.push_back(std::move(socket));
+  });
+  STASIS_TRY(std::move(done));
+  return out;
+}
+
+namespace {
+
+// ::ffff:a.b.c.d as a.b.c.d (net/ipv6/tcp_ipv6.c prints four words in the machine's byte order).
+std::string without_mapping(std::string address) {
+  constexpr std::string_view kMapped = "0000000000000000FFFF0000";
+  return address.starts_with(kMapped) ? address.substr(kMapped.size()) : address;
+}
+
+}  // namespace
+
+Result<std::vector<InetSocket>> ProcFs::tcp_sockets(Pid pid) const {
+  return inet_sockets(pid, "tcp");
+}
+
+Result<std::vector<InetSocket>> ProcFs::udp_sockets(Pid pid) const {
+  return inet_sockets(pid, "udp");
+}
+
+Result<std::vector<InetSocket>> ProcFs::inet_sockets(Pid pid, std::string_view protocol) const {
+  std::vector<InetSocket> out;
+  for (const char* version : {"", "6"}) {
+    const std::string table = fmt::format("net/{}{}", protocol, version);
+    auto done = for_each_line(root_, pid, table, [&](const std::string& line) {
+      // "number: address:port address:port state queues timer retransmits uid timeout inode ..."
+      std::istringstream words(line);
+      std::string local;
+      std::string remote;
+      std::string state;
+      std::string skipped;
+      InetSocket socket;
+      words >> skipped >> local >> remote >> state >> skipped >> skipped >> skipped >> skipped >>
+          skipped >> socket.inode;
+      const std::size_t colon = local.rfind(':');
+      if (!words || colon == std::string::npos) return;  // the heading
+      socket.listens = state == "0A";                    // TCP_LISTEN of net/tcp_states.h
+      socket.is_established = state == "01";             // TCP_ESTABLISHED
+      std::from_chars(local.data() + colon + 1, local.data() + local.size(), socket.local_port, 16);
+      socket.local = without_mapping(std::move(local));
+      socket.remote = without_mapping(std::move(remote));
+      out.push_back(std::move(socket));
+    });
+    if (!done && !out.empty()) break;
+    if (!done && done.error().code == ErrorCode::kIo) continue;
+    if (!done) return fail(std::move(done.error()));
+  }
+  return out;
+}
+
+}  // namespace stasis::proc
