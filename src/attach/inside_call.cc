@@ -1,8 +1,8 @@
 #include "attach/inside_call.h"
 
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,6 +24,7 @@
 #include "base/fault_point.h"
 #include "base/printable.h"
 #include "base/units.h"
+#include "proc/descriptors.h"
 #include "proc/parking.h"
 #include "proc/remote_syscall.h"
 #include "proc/stopped_threads.h"
@@ -218,21 +219,32 @@ class InsideCall {
     const auto number = static_cast<std::int32_t>(descriptor);
     STASIS_TRY(inside_.space_.write(lot_.data + offsetof(InsideBlock, descriptor), &number,
                                     sizeof number));
-    auto done = fill(fmt::format("/proc/{}/fd/{}", pid_.value, number));
+    auto done = fill(number);
     const std::array<std::uint64_t, 1> same{static_cast<std::uint64_t>(number)};
     if (!done) (void)call(SYS_close, same);
     return done;
   }
 
-  Result<void> fill(const std::string& path) const {
-    STASIS_TRY_ASSIGN(const auto file, open_checked(AT_FDCWD, path, O_RDWR, &is_memory_file));
+  // The target may have put another file in its place: one that it may not write is not written.
+  Result<void> fill(int number) const {
+    STASIS_TRY_ASSIGN(const auto process, Pidfd::open(pid_));
+    STASIS_TRY_ASSIGN(const auto file, proc::take_descriptor(pid_, process, number));
+    STASIS_TRY(inside_.space_.check_current());
+    struct stat info {};
+    if (::fstat(file.get(), &info) != 0 || !is_memory_file(info) || info.st_size != 0) {
+      return fail(ErrorCode::kNotSupported,
+                  fmt::format("process {} has exchanged the file that it has made for the tool",
+                              pid_.value),
+                  "do not trust that program");
+    }
     std::vector<char> piece(kLargestPiece);
     for (off_t at = 0;;) {
       const ssize_t got = ::pread(work_.library->get(), piece.data(), piece.size(), at);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return fail(errno_error("cannot read a library", errno));
       if (got == 0) return {};
-      STASIS_TRY(write_all(file.get(), piece.data(), static_cast<std::size_t>(got), path));
+      STASIS_TRY(
+          write_all(file.get(), piece.data(), static_cast<std::size_t>(got), work_.library_name));
       at += got;
     }
   }

@@ -191,8 +191,6 @@ class AgentClient {
   Result<void> attach(const std::vector<Lent>& pieces, std::chrono::milliseconds timeout);
 
  private:
-  // kNotSupported of a file that another user's program serves (proc/served_files.h).
-  Result<UniqueFd> take_descriptor(int number) const;
   // The one that the last answer names.
   Result<UniqueFd> take_only_descriptor() const;
   // Taken from the page once after each answer: it belongs to the target, which can write there

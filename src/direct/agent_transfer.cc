@@ -1,7 +1,5 @@
 // What goes between tool and agent besides numbers: the descriptors of the agent's memory, and
 // those of memory that processes share.
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +11,7 @@
 #include "base/scope_guard.h"
 #include "direct/agent_client.h"
 #include "direct/read_once.h"
-#include "proc/served_files.h"
+#include "proc/descriptors.h"
 
 namespace stasis::direct {
 namespace {
@@ -58,24 +56,9 @@ Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout
   return shares;
 }
 
-Result<UniqueFd> AgentClient::take_descriptor(int number) const {
-  // To close it would wait for the program that serves it.
-  if (proc::is_kept_from_us(fmt::format("/proc/{}/fd/{}", pid_.value, number))) {
-    return fail(refusal({"agent-page", Severity::kRed, pid_,
-                         fmt::format("the agent in process {} names as its GPU memory descriptor "
-                                     "{}, which is a file that another user's program serves",
-                                     pid_.value, number),
-                         "do not trust that process: its page is forged or damaged"}));
-  }
-  UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, pidfd_.fd(), number, 0)));
-  if (taken.valid()) return taken;
-  return fail(errno_error(
-      fmt::format("cannot take descriptor {} of process {}", number, pid_.value), errno));
-}
-
 Result<UniqueFd> AgentClient::take_only_descriptor() const {
   const int number = once(page_->exported_count) == 1 ? once(page_->shares[0].fd) : -1;
-  STASIS_TRY_ASSIGN(auto taken, take_descriptor(number));
+  STASIS_TRY_ASSIGN(auto taken, proc::take_descriptor(pid_, pidfd_, number));
   // Or it is another program's.
   STASIS_TRY(space_->check_current());
   return taken;
@@ -134,7 +117,7 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
         std::memcpy(&gpu.bytes, given.gpu, sizeof given.gpu);
         places->push_back({given.bytes, given.offset, given.address, gpu});
       }
-      STASIS_TRY_ASSIGN(auto handle, take_descriptor(given.fd));
+      STASIS_TRY_ASSIGN(auto handle, proc::take_descriptor(pid_, pidfd_, given.fd));
       segments.push_back({std::move(handle), given.bytes, given.offset});
     }
     // Or they are another program's.

@@ -2,13 +2,16 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 
 #include <fmt/format.h>
 
-#include "base/fd.h"
+#include "proc/served_files.h"
 
 namespace stasis::proc {
 
@@ -34,6 +37,21 @@ std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc
     if (is_number && number < out.limit && out.spare > 0) --out.spare;
   }
   return out;
+}
+
+Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number) {
+  if (is_kept_from_us(fmt::format("/proc/{}/fd/{}", pid.value, number))) {
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("descriptor {} of process {} is a file that another user's program serves "
+                    "(FUSE)",
+                    number, pid.value),
+        "do not trust that process");
+  }
+  UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, process.fd(), number, 0)));
+  if (taken.valid()) return taken;
+  return fail(errno_error(fmt::format("cannot take descriptor {} of process {}", number, pid.value),
+                          errno));
 }
 
 }  // namespace stasis::proc

@@ -1,13 +1,13 @@
-// How many more files a process may open.
-//
-// Reads /proc only; thread-safe.
+// The descriptors of another process: how many more it may have, and copies of them. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "base/fd.h"
 #include "base/ids.h"
+#include "base/result.h"
 
 namespace stasis::proc {
 
@@ -19,5 +19,11 @@ struct DescriptorLimit {
 // Nothing for a process that is gone, has no limit, or may not be looked at. `proc` is "/proc" but
 // in tests.
 std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc = "/proc");
+
+// A copy, with the rights that the process has by it: one that it may only read is not for writing,
+// which it would be for root if it were opened anew. By number: a caller that must have it of one
+// address space looks afterwards whether the process still runs in that. kNotSupported of a file
+// that another user's program serves (served_files.h): to close it would wait for that.
+Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number);
 
 }  // namespace stasis::proc
