@@ -127,12 +127,11 @@ void take_answer(const MapQuery& answer, Mapping& mapping) {
 // Returns the address from which the text has to be read: of a kernel that does not know the
 // question, and of a name that is longer than it tells; nothing if all is done.
 std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
-                                          const std::function<bool(const Mapping&)>& visit,
-                                          std::uint64_t from) {
+                                          const std::function<bool(const Mapping&)>& visit) {
   std::array<char, PATH_MAX> name{};
   std::string before;  // the name of the mapping before, which often is the same
   Mapping mapping;
-  for (std::uint64_t at = from;;) {
+  for (std::uint64_t at = 0;;) {
     MapQuery query;
     query.query_flags = kCoveringOrNext;
     query.query_addr = at;
@@ -159,13 +158,26 @@ std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
 
 }  // namespace
 
-Result<void> ProcFs::for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit,
-                                      std::uint64_t from) const {
+Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t address) {
+  MapQuery query;
+  query.query_addr = address;
+  while (::ioctl(maps.get(), kMapQuery, &query) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == ENOENT || errno == ESRCH) return std::optional<Mapping>();
+    return fail(ErrorCode::kNotSupported, "this kernel does not tell of one mapping alone", {});
+  }
+  Mapping mapping;
+  take_answer(query, mapping);
+  return std::optional(std::move(mapping));
+}
+
+Result<void> ProcFs::for_each_mapping(Pid pid,
+                                      const std::function<bool(const Mapping&)>& visit) const {
   const std::string path = fmt::format("{}/{}/maps", root_, pid.value);
   auto file = open_file(AT_FDCWD, path, O_RDONLY);
   if (!file) return fail(why_unread(root_, pid, std::move(file.error())));
-  const auto text_from = ask_for_each(*file, visit, from);
-  if (!text_from) return {};
+  const auto from = ask_for_each(*file, visit);
+  if (!from) return {};
   // A line is kept until its end is there; of one that is far too long, what is cut anyway goes.
   constexpr std::size_t kMostOfLine = 4 * kLongestPath;
   std::array<char, 65536> block{};
@@ -182,7 +194,7 @@ Result<void> ProcFs::for_each_mapping(Pid pid, const std::function<bool(const Ma
       rest.remove_prefix(end + 1);
       const auto mapping = parse_mapping(line);
       line.clear();
-      if (mapping && mapping->end > *text_from && !visit(*mapping)) return {};
+      if (mapping && mapping->start >= *from && !visit(*mapping)) return {};
     }
     if (size == 0) return {};
   }

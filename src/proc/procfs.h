@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/ids.h"
 #include "base/result.h"
 #include "proc/process_id.h"
@@ -95,6 +96,10 @@ inline constexpr std::size_t kManyPaths = 16U << 20;
 inline constexpr std::size_t kShortPath = 256;
 
 // `root` is "/proc" but in tests.
+// The mapping of an address, without its path, by an open /proc/PID/maps; nothing if there is none.
+// kNotSupported before Linux 6.11.
+Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t address);
+
 class ProcFs {
  public:
   explicit ProcFs(std::string root = "/proc") : root_(std::move(root)) {}
@@ -122,8 +127,7 @@ class ProcFs {
   // this text (65530 mappings of files whose names have 16 KiB), and most callers look for
   // something. Of a path of more than kLongestPath bytes the middle is missing. kNotPermitted,
   // kNoSuchProcess.
-  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit,
-                                std::uint64_t from = 0) const;
+  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit) const;
   // All of them. After kManyPaths bytes of paths, each further one is cut to kShortPath.
   Result<std::vector<Mapping>> mappings(Pid pid) const;
 

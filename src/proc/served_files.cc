@@ -7,7 +7,8 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <iterator>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -63,19 +64,34 @@ bool ServedPages::has_any_in(std::uint64_t address, std::size_t size) {
 bool ServedPages::is_served(std::uint64_t address) {
   const std::scoped_lock lock(mutex_);
   if (address >= fine_from_ && address < fine_to_) return false;
-  std::optional<Mapping> at;
-  (void)ProcFs().for_each_mapping(
-      pid_,
-      [&](const Mapping& mapping) {
-        if (mapping.start <= address && address < mapping.end) at = mapping;
-        return mapping.end <= address;
-      },
-      address);
+  const auto at = mapping_of(address);
   if (!at) return false;
   if (at->inode != 0 && is_device_kept(*at)) return true;
   fine_from_ = at->start;
   fine_to_ = at->end;
   return false;
+}
+
+std::optional<Mapping> ServedPages::mapping_of(std::uint64_t address) {
+  if (!maps_.valid()) {
+    auto maps = open_file(AT_FDCWD, fmt::format("/proc/{}/maps", pid_.value), O_RDONLY);
+    if (!maps) return std::nullopt;
+    maps_ = std::move(*maps);
+  }
+  if (auto one = mapping_at(maps_, address)) return *one;
+  if (!all_) {
+    all_.emplace();
+    (void)ProcFs().for_each_mapping(pid_, [&](const Mapping& mapping) {
+      all_->push_back(mapping);
+      all_->back().path.clear();
+      return true;
+    });
+  }
+  const auto after = std::upper_bound(
+      all_->begin(), all_->end(), address,
+      [](std::uint64_t wanted, const Mapping& mapping) { return wanted < mapping.start; });
+  if (after == all_->begin() || address >= std::prev(after)->end) return std::nullopt;
+  return *std::prev(after);
 }
 
 bool ServedPages::is_device_kept(const Mapping& mapping) {

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/ids.h"
@@ -32,6 +34,7 @@ class ServedPages {
 
  private:
   bool is_served(std::uint64_t address);
+  std::optional<Mapping> mapping_of(std::uint64_t address);
   bool is_device_kept(const Mapping& mapping);
 
   Pid pid_;
@@ -40,6 +43,10 @@ class ServedPages {
   // Of the last mapping that was looked at, and is none.
   std::uint64_t fine_from_ = 0;
   std::uint64_t fine_to_ = 0;
+  UniqueFd maps_;
+  // All of them, once, where the kernel does not tell of one alone: a process can have so many that
+  // to read them takes a second.
+  std::optional<std::vector<Mapping>> all_;
   std::map<std::uint64_t, bool> devices_;
 };
 
