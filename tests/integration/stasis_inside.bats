@@ -294,6 +294,7 @@ refused_untouched() {
   in_state checkpointed "${CHILDREN[@]}"
   done_by resume "$TARGET"
   kill -KILL "${CHILDREN[@]}"
+  : >"$TARGET_LOG" # or those of before count as ready
   (exec_on_gpu bash -c 'stasis-inside-target cuda-refusing /dev/shm/inside-$$ & stasis-inside-target cuda-refusing /dev/shm/inside-$$ & wait') \
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
