@@ -427,7 +427,8 @@ attach_under_load() {
   attaches
   assert_equal "$(converted) $(left no-room)" "0 $((64 << 20))"
   done_by suspend "$TARGET" --json
-  assert_equal "$(json 'd["path"]')" driver
+  # What its four threads have allocated for a moment is the agent's.
+  (($(json 'd["direct_bytes"]') <= 16 << 20))
   done_by resume "$TARGET"
   ends_right
 }
