@@ -365,7 +365,8 @@ share_beside() {
 }
 
 @test "one of several that share host memory is refused by itself, too" {
-  start_target sharing --children 2 --pieces 4 --imports 6 --pause-ms 2
+  # So many that each has some of the other's.
+  start_target sharing --children 2 --pieces 16 --imports 40 --pause-ms 2
   mapfile -t CHILDREN < <(children_of "$TARGET")
   refused_untouched suspend "${CHILDREN[0]}"
   assert_contains "$err" "shares host memory with process ${CHILDREN[1]}"
