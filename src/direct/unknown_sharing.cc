@@ -139,8 +139,13 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
   }
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
-    const auto survey = attach::survey_gpu_memory(pid, simulated);
+    auto survey = attach::survey_gpu_memory(pid, simulated);
     if (survey) {
+      // Its own may be what the other has imported: suspended alone it would come back with other
+      // memory than that, and neither would know.
+      if (outside)
+        for (auto& one : survey->memory)
+          one.may_be_imported |= one.answer.values[attach::kSurveyHandles] != 0;
       judge_survey(pid, *survey, out);
       continue;
     }
