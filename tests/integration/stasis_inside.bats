@@ -318,6 +318,7 @@ share_beside() {
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 test -s "$TARGET_STATUS.done"
+  wait_until 60 test -s "$TARGET_STATUS"
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "${CHILDREN[@]}"
 }
