@@ -405,8 +405,10 @@ Exchanged learn(const Piece& piece) {
     unsigned handles = 0;
     while (call.cuMemRelease(real) == CUDA_SUCCESS)
       ++handles;
-    if (call.cuMemRetainAllocationHandle(&real, reinterpret_cast<void*>(piece.start)) !=
-        CUDA_SUCCESS)
+    CUmemGenericAllocationHandle same = 0;
+    if (call.cuMemRetainAllocationHandle(&same, reinterpret_cast<void*>(piece.start)) !=
+            CUDA_SUCCESS ||
+        same != real)
       return Exchanged::kLost;
     const TablesLock lock;
     physical = enter_program_memory(real, handles - 1, piece.size, prop);

@@ -13,10 +13,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <span>
 #include <string>
 #include <vector>
 
+#include "elf_dynamic.h"
 #include "gate.h"
 #include "intercept.h"
 
@@ -67,90 +67,6 @@ void remember(const char* name) {
   }
 }
 
-// What a library says of itself.
-struct Dynamic {
-  const ElfW(Sym) * symbols = nullptr;
-  const char* strings = nullptr;
-  // Of what it imports nothing else is common to all: the hash tables need not tell how many
-  // symbols there are.
-  std::span<const ElfW(Rela)> relocations[2];
-  const ElfW(Dyn) * entries;
-
-  // Allocates nothing: the program's malloc() may wait for the loader's lock.
-  Dynamic(ElfW(Addr) base, const ElfW(Dyn) * section) : entries(section) {
-    // Where it can write to the section, the loader has turned them into addresses.
-    const auto at = [&](ElfW(Addr) address) {
-      return reinterpret_cast<const void*>(address < base ? address + base : address);
-    };
-    const ElfW(Rela) * tables[2] = {};
-    std::size_t bytes[2] = {};
-    std::size_t relative = 0;  // the first of the one table, millions in large libraries
-    for (const auto* entry = section; entry && entry->d_tag != DT_NULL; ++entry) {
-      switch (entry->d_tag) {
-        case DT_SYMTAB:
-          symbols = static_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr));
-          break;
-        case DT_STRTAB:
-          strings = static_cast<const char*>(at(entry->d_un.d_ptr));
-          break;
-        case DT_RELA:
-          tables[0] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
-          break;
-        case DT_RELASZ:
-          bytes[0] = entry->d_un.d_val;
-          break;
-        case DT_RELACOUNT:
-          relative = entry->d_un.d_val;
-          break;
-        case DT_JMPREL:
-          tables[1] = static_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
-          break;
-        case DT_PLTRELSZ:
-          bytes[1] = entry->d_un.d_val;
-          break;
-        default:
-          break;
-      }
-    }
-    for (int i = 0; i < 2; ++i)
-      if (symbols && strings && tables[i])
-        relocations[i] = {tables[i], bytes[i] / sizeof(ElfW(Rela))};
-    relocations[0] = relocations[0].subspan(std::min(relative, relocations[0].size()));
-  }
-
-  // The names of the libraries that it was linked with.
-  template <class Visit>
-  void for_each_needed(Visit visit) const {
-    for (const auto* entry = entries; strings && entry && entry->d_tag != DT_NULL; ++entry)
-      if (entry->d_tag == DT_NEEDED) visit(strings + entry->d_un.d_val);
-  }
-
-  template <class Test>
-  bool imports(Test test) const {
-    for (const auto& table : relocations) {
-      for (const auto& relocation : table) {
-        const auto index = ELF64_R_SYM(relocation.r_info);
-        const auto& symbol = symbols[index];
-        if (index != 0 && symbol.st_shndx == SHN_UNDEF && test(strings + symbol.st_name))
-          return true;
-      }
-    }
-    return false;
-  }
-
-  // What it has bound so far of what it imports.
-  template <class Visit>
-  void for_each_slot(ElfW(Addr) base, Visit visit) const {
-    for (const auto& table : relocations) {
-      for (const auto& relocation : table) {
-        const auto type = ELF64_R_TYPE(relocation.r_info);
-        if (type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT)
-          visit(*reinterpret_cast<void* const*>(base + relocation.r_offset));
-      }
-    }
-  }
-};
-
 // Most libraries look for other things by dlsym. One that is too large to be read through may look
 // for the driver.
 bool names_driver(const dl_phdr_info& info) {
@@ -189,7 +105,7 @@ void probe_all(int (*look)(dl_phdr_info*, std::size_t, void*), void* argument) {
   ::pthread_mutex_unlock(&g_looking);
 }
 
-bool may_call_driver(const link_map& map, const Dynamic& dynamic) {
+bool may_call_driver(const link_map& map, const ElfDynamic& dynamic) {
   if (dynamic.imports([](const char* name) {
         return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
       })) {
@@ -233,7 +149,7 @@ bool is_past_gate(const DeepLoad& load) {
   visit(load.name);
   bool found = false;
   for (std::size_t i = 0; i < seen.size() && !found; ++i) {
-    const Dynamic dynamic(seen[i]->l_addr, seen[i]->l_ld);
+    const ElfDynamic dynamic(seen[i]->l_addr, seen[i]->l_ld);
     found = may_call_driver(*seen[i], dynamic);
     if (!found) dynamic.for_each_needed(visit);
   }
@@ -254,7 +170,9 @@ int search_bound(dl_phdr_info* info, std::size_t, void* name) {
   if (!section || is_drivers_own(info->dlpi_name)) return 0;
   bool has_dlsym = false;
   bool has_driver = false;
-  Dynamic(info->dlpi_addr, section).for_each_slot(info->dlpi_addr, [&](void* bound) {
+  const ElfDynamic dynamic(info->dlpi_addr, section);
+  dynamic.for_each_slot(info->dlpi_addr, [&](const std::uintptr_t* place, const char*) {
+    auto* bound = reinterpret_cast<void*>(*place);
     has_dlsym = has_dlsym || bound == reinterpret_cast<void*>(real_dlsym());
     has_driver = has_driver || in_place_of(bound) != bound;
   });

@@ -1,12 +1,13 @@
 #include "driver_imports.h"
 
-#include <elf.h>
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <vector>
+
+#include "elf_dynamic.h"
 
 namespace stasis::preload {
 namespace {
@@ -39,62 +40,18 @@ int find(dl_phdr_info* info, std::size_t, void* data) {
   return 1;
 }
 
-struct Table {
-  const ElfW(Rela) * entries = nullptr;
-  std::size_t count = 0;
-};
-
 struct Slot {
   std::uintptr_t* place;
   std::uintptr_t function;
 };
 
 std::vector<Slot> find_slots(const Library& library, std::span<const Import> imports) {
-  Table tables[2];  // of functions that are bound when they are called, and of all else
-  const ElfW(Sym)* symbols = nullptr;
-  const char* names = nullptr;
-  // The C library enters addresses here, others leave them as they are in the file.
-  const auto at = [&](ElfW(Addr) value) {
-    return value < library.base ? library.base + value : value;
-  };
-  for (const auto* one = library.dynamic; one->d_tag != DT_NULL; ++one) {
-    switch (one->d_tag) {
-      case DT_JMPREL:
-        tables[0].entries = reinterpret_cast<const ElfW(Rela)*>(at(one->d_un.d_ptr));
-        break;
-      case DT_PLTRELSZ:
-        tables[0].count = one->d_un.d_val / sizeof(ElfW(Rela));
-        break;
-      case DT_RELA:
-        tables[1].entries = reinterpret_cast<const ElfW(Rela)*>(at(one->d_un.d_ptr));
-        break;
-      case DT_RELASZ:
-        tables[1].count = one->d_un.d_val / sizeof(ElfW(Rela));
-        break;
-      case DT_SYMTAB:
-        symbols = reinterpret_cast<const ElfW(Sym)*>(at(one->d_un.d_ptr));
-        break;
-      case DT_STRTAB:
-        names = reinterpret_cast<const char*>(at(one->d_un.d_ptr));
-        break;
-      default:
-        break;
-    }
-  }
   std::vector<Slot> slots;
-  if (!symbols || !names) return slots;
-  for (const Table& table : tables) {
-    for (std::size_t i = 0; table.entries && i < table.count; ++i) {
-      const auto& entry = table.entries[i];
-      const auto type = ELF64_R_TYPE(entry.r_info);
-      if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT) continue;
-      const char* name = names + symbols[ELF64_R_SYM(entry.r_info)].st_name;
-      for (const Import& import : imports)
-        if (std::strcmp(name, import.name) == 0)
-          slots.push_back(
-              {reinterpret_cast<std::uintptr_t*>(library.base + entry.r_offset), import.function});
-    }
-  }
+  const ElfDynamic dynamic(library.base, library.dynamic);
+  dynamic.for_each_slot(library.base, [&](std::uintptr_t* place, const char* name) {
+    for (const Import& import : imports)
+      if (std::strcmp(name, import.name) == 0) slots.push_back({place, import.function});
+  });
   return slots;
 }
 
