@@ -66,7 +66,6 @@ class Mapper {
     return out;
   }
 
-  std::size_t sockets() const { return sockets_; }
   std::optional<std::size_t> unused() const {
     const auto at = std::find(used_.begin(), used_.end(), false);
     if (at == used_.end()) return std::nullopt;
@@ -91,8 +90,8 @@ class Mapper {
       else
         copy_field(message, writer);
     }
-    const bool changed = map(source);
-    if (map(destination) || changed) ++sockets_;
+    map(source);
+    map(destination);
     for (const auto word : source)
       writer.add_uint32(kSource, word);
     for (const auto word : destination)
@@ -100,41 +99,21 @@ class Mapper {
     return out;
   }
 
-  bool map(std::vector<std::uint32_t>& words) {
+  void map(std::vector<std::uint32_t>& words) {
     const auto address = address_of(words);
-    if (!address) return false;
+    if (!address) return;
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
       if (std::memcmp(&pairs_[i].from_bytes, &*address, sizeof *address) != 0) continue;
       used_[i] = true;
       const auto* bytes = pairs_[i].to_bytes.s6_addr;
       const std::size_t size = words.size() * sizeof(std::uint32_t);
       std::memcpy(words.data(), bytes + sizeof(in6_addr) - size, size);
-      return true;
-    }
-    return false;
-  }
-
-  static void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer) {
-    using Wire = protozero::pbf_wire_type;
-    const auto tag = message.tag();
-    switch (message.wire_type()) {
-      case Wire::varint:
-        writer.add_uint64(tag, message.get_uint64());
-        break;
-      case Wire::fixed64:
-        writer.add_fixed64(tag, message.get_fixed64());
-        break;
-      case Wire::fixed32:
-        writer.add_fixed32(tag, message.get_fixed32());
-        break;
-      default:
-        writer.add_bytes(tag, message.get_view());
+      return;
     }
   }
 
   const std::vector<AddressPair>& pairs_;
   std::vector<bool> used_;
-  std::size_t sockets_ = 0;
 };
 
 Result<void> write_files_image(const UniqueFd& folder, const std::string& image) {
@@ -171,12 +150,12 @@ std::string mapped_address(const std::string& address, const std::vector<Address
   return address;
 }
 
-Result<MappedFiles> files_with_addresses(const std::string& image,
+Result<std::string> files_with_addresses(const std::string& image,
                                          const std::vector<AddressPair>& pairs) {
-  MappedFiles out{image.substr(0, 8), 0};
+  std::string out = image.substr(0, 8);
   Mapper mapper(pairs);
   const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
-    append_message(out.image, mapper.entry(message));
+    append_message(out, mapper.entry(message));
   });
   if (!whole) return fail(ErrorCode::kImageCorrupt, "CRIU's files.img cannot be parsed");
   if (const auto unused = mapper.unused()) {
@@ -184,7 +163,6 @@ Result<MappedFiles> files_with_addresses(const std::string& image,
                 fmt::format("no socket of the image has the address {}", pairs[*unused].from),
                 "`stasis inspect` names the addresses that its sockets have");
   }
-  out.sockets = mapper.sockets();
   return out;
 }
 
@@ -208,7 +186,7 @@ Result<UniqueFd> map_addresses(const UniqueFd& criu_dir, const UniqueFd& work_di
     if (::symlinkat(link.c_str(), folder.get(), name.c_str()) != 0)
       return fail(errno_error("cannot create a link for criu", errno));
   }
-  STASIS_TRY(write_files_image(folder, files.image));
+  STASIS_TRY(write_files_image(folder, files));
   return folder;
 }
 

@@ -28,13 +28,9 @@ Result<AddressPair> parse_address_pair(const std::string& text);
 // The same text if no pair has it.
 std::string mapped_address(const std::string& address, const std::vector<AddressPair>& pairs);
 
-// A files.img in which the sockets of IPv4 and IPv6 have the other addresses, at either end.
-struct MappedFiles {
-  std::string image;
-  std::size_t sockets = 0;  // in which an address is another one
-};
-// kUsage if no socket has an address that is to be another one; kImageCorrupt.
-Result<MappedFiles> files_with_addresses(const std::string& image,
+// A files.img in which the sockets of IPv4 and IPv6 have the other addresses, at either end. kUsage
+// if no socket has an address that is to be another one; kImageCorrupt.
+Result<std::string> files_with_addresses(const std::string& image,
                                          const std::vector<AddressPair>& pairs);
 
 // The image as criu is to see it: a folder in `work_dir`, which is empty until then, of links to

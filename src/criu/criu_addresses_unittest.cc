@@ -97,8 +97,7 @@ TEST(CriuAddresses, BothEndsGetTheOtherAddress) {
   add_socket(image, {0}, {0});
   const auto mapped = files_with_addresses(image, pairs({"10.0.0.5=10.0.0.9"}));
   ASSERT_TRUE(mapped) << mapped.error().to_string();
-  EXPECT_EQ(mapped->sockets, 2U);
-  const auto sockets = sockets_of(mapped->image);
+  const auto sockets = sockets_of(*mapped);
   ASSERT_EQ(sockets.size(), 3U);
   EXPECT_EQ(sockets[0].source, there);
   EXPECT_EQ(sockets[0].destination, Words{0});
@@ -115,7 +114,7 @@ TEST(CriuAddresses, SixAndFourWithinSix) {
   add_socket(image, within, six);
   const auto mapped = files_with_addresses(image, pairs({"10.0.0.5=10.0.0.9", "fd00::1=fd00::2"}));
   ASSERT_TRUE(mapped);
-  const auto sockets = sockets_of(mapped->image);
+  const auto sockets = sockets_of(*mapped);
   EXPECT_EQ(sockets[0].source, (Words{0, 0, four(0, 0, 0xff, 0xff), four(10, 0, 0, 9)}));
   EXPECT_EQ(sockets[0].destination, (Words{four(0xfd, 0, 0, 0), 0, 0, four(0, 0, 0, 2)}));
 }
@@ -126,8 +125,8 @@ TEST(CriuAddresses, TwoThatChangePlacesDoSo) {
   const auto mapped =
       files_with_addresses(image, pairs({"10.0.0.1=10.0.0.2", "10.0.0.2=10.0.0.1"}));
   ASSERT_TRUE(mapped);
-  EXPECT_EQ(sockets_of(mapped->image)[0].source, Words{four(10, 0, 0, 2)});
-  EXPECT_EQ(sockets_of(mapped->image)[0].destination, Words{four(10, 0, 0, 1)});
+  EXPECT_EQ(sockets_of(*mapped)[0].source, Words{four(10, 0, 0, 2)});
+  EXPECT_EQ(sockets_of(*mapped)[0].destination, Words{four(10, 0, 0, 1)});
 }
 
 TEST(CriuAddresses, AnAddressThatNoSocketHasIsAMistake) {

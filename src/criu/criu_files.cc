@@ -66,27 +66,17 @@ constexpr std::uint32_t kNameField = 6;  // of a regular file's entry
 // `change` returns nothing for a field that stays.
 template <typename Change>
 std::string copy_message(protozero::pbf_reader message, const Change& change) {
-  using Wire = protozero::pbf_wire_type;
   std::string out;
   protozero::pbf_writer writer(out);
   while (message.next()) {
-    const auto tag = message.tag();
-    switch (message.wire_type()) {
-      case Wire::varint:
-        writer.add_uint64(tag, message.get_uint64());
-        break;
-      case Wire::fixed64:
-        writer.add_fixed64(tag, message.get_fixed64());
-        break;
-      case Wire::fixed32:
-        writer.add_fixed32(tag, message.get_fixed32());
-        break;
-      default: {
-        const protozero::data_view value = message.get_view();
-        const std::optional<std::string> other = change(tag, value);
-        writer.add_bytes(tag, other ? protozero::data_view(*other) : value);
-      }
+    if (message.wire_type() != protozero::pbf_wire_type::length_delimited) {
+      copy_field(message, writer);
+      continue;
     }
+    const auto tag = message.tag();
+    const protozero::data_view value = message.get_view();
+    const std::optional<std::string> other = change(tag, value);
+    writer.add_bytes(tag, other ? protozero::data_view(*other) : value);
   }
   return out;
 }

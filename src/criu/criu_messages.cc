@@ -18,4 +18,22 @@ void append_message(std::string& image, std::string_view message) {
   image += message;
 }
 
+void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer) {
+  using Wire = protozero::pbf_wire_type;
+  const auto tag = message.tag();
+  switch (message.wire_type()) {
+    case Wire::varint:
+      writer.add_uint64(tag, message.get_uint64());
+      break;
+    case Wire::fixed64:
+      writer.add_fixed64(tag, message.get_fixed64());
+      break;
+    case Wire::fixed32:
+      writer.add_fixed32(tag, message.get_fixed32());
+      break;
+    default:
+      writer.add_bytes(tag, message.get_view());
+  }
+}
+
 }  // namespace stasis

@@ -11,6 +11,7 @@
 
 #include <protozero/exception.hpp>
 #include <protozero/pbf_reader.hpp>
+#include <protozero/pbf_writer.hpp>
 
 #include "base/fd.h"
 
@@ -24,6 +25,8 @@ inline constexpr const char* kFilesImage = "files.img";
 // Empty if it is not there, is no regular file, or has more than 64 MiB.
 std::string read_criu_image(const UniqueFd& dir, const std::string& name);
 void append_message(std::string& image, std::string_view message);
+// The field at which `message` stands, as it is, whether it is known or not.
+void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer);
 
 // Calls `take` with each message of an image. False if it ends, or cannot be parsed, before that.
 template <typename Take>
