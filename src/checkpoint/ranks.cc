@@ -59,8 +59,7 @@ std::string describe_other_ranks(const OtherRanks& ranks) {
     others.push_back(std::to_string(pid.value));
   return fmt::format(
       "if it works together with other processes ({} use CUDA, too), name process {} ({}), which "
-      "is "
-      "above all of them, so that they are locked together",
+      "is above all of them, so that they are locked together",
       listed(others, ", ", kShown), ranks.above.pid.value, ranks.above.comm);
 }
 

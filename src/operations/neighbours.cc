@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include "base/listing.h"
+#include "base/printable.h"
 #include "direct/agent_client.h"
 
 namespace stasis {
@@ -20,7 +23,7 @@ void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessI
       for (const GpuUse& one : at->second)
         gpus.insert(one.gpu);
   }
-  std::string who;
+  std::vector<std::string> who;
   for (const auto& [pid, uses] : *use) {
     const bool beside = !own.contains(pid) &&
                         std::any_of(uses.begin(), uses.end(),
@@ -30,14 +33,14 @@ void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessI
     if (!agent || !*agent || !(*agent)->of_our_version || !(*agent)->held_before) continue;
     if (direct::is_away((*agent)->state)) continue;
     const auto info = proc::ProcFs().process(pid);
-    if (info) who += fmt::format("{}{} ({})", who.empty() ? "" : ", ", pid.value, info->comm);
+    if (info) who.push_back(fmt::format("{} ({})", pid.value, printable(info->comm)));
   }
   if (who.empty()) return;
   env.tell(fmt::format(
       "on the same GPU runs a program that was suspended or restored before: process {}; "
       "a kernel of it that takes more than some 4 s meanwhile is lost with it (Xid 109): "
       "suspend it first if it has such",
-      who));
+      listed(who, ", ")));
 }
 
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {
