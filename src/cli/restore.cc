@@ -20,6 +20,7 @@
 #include "cli/verbs.h"
 #include "image/image_reader.h"
 #include "job/registry.h"
+#include "proc/next_numbers.h"
 #include "proc/procfs.h"
 
 namespace stasis::cli {
@@ -72,30 +73,8 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
 
 // The numbers that the image needs; none if it cannot be read, which the restore says.
 std::set<int> numbers_of(const std::string& images_dir) {
-  std::set<int> numbers;
   const auto image = ImageReader::open(images_dir);
-  if (!image) return numbers;
-  for (const ProcessRecord& record : image->manifest().processes) {
-    numbers.insert(record.pid.value);
-    for (const Tid thread : record.threads)
-      numbers.insert(thread.value);
-  }
-  return numbers;
-}
-
-// In a fresh PID namespace, a container's, numbers begin at 1, and those that the image needs would
-// be those of our own threads and helpers. What is started from here on gets numbers above them.
-// Where the kernel does not allow it, a number that is taken is found before anything is made.
-void number_above(int highest) {
-  constexpr const char* kLast = "/proc/sys/kernel/ns_last_pid";
-  const auto last = read_file(AT_FDCWD, kLast, 64);
-  int newest = 0;
-  if (!last) return;
-  const auto [end, error] = std::from_chars(last->data(), last->data() + last->size(), newest);
-  if (error != std::errc() || newest >= highest) return;
-  const std::string text = std::to_string(highest);
-  const auto file = open_file(AT_FDCWD, kLast, O_WRONLY);
-  if (file) (void)write_all(file->get(), text.data(), text.size(), kLast);
+  return image ? image->manifest().numbers() : std::set<int>{};
 }
 
 Result<void> see_own_processes() {
@@ -146,7 +125,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options);
 Result<int> run_restore(Context& context, RestoreArguments& options) {
   find_image(context, options.restore.images_dir);
   const auto numbers = numbers_of(options.restore.images_dir);
-  if (!numbers.empty()) number_above(*numbers.rbegin());
+  proc::keep_free(numbers);  // before the first helper
   const int own = ::getpid();
   if (options.detach || !numbers.contains(own)) return restore_here(context, options);
   // Not fork() after unshare(), which would give this process's later children that namespace too.
@@ -158,7 +137,7 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
     return attend(Pid{static_cast<int>(child)});
   }
   STASIS_TRY(see_own_processes());
-  number_above(*numbers.rbegin());  // numbers begin anew here
+  proc::keep_free(numbers);  // they begin anew here
   context.terminal.note(
       fmt::format("the image needs process number {}, which is stasis's own: restored in a PID "
                   "namespace that ends with the root",

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -210,6 +211,8 @@ struct Manifest {
   std::optional<ContentRecord> content;       // if there is a gpu/: ContentSummary::record
   std::optional<ContentRecord> host_content;  // if there is a host/, the same
   std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of all sizes, also of the content's
+  // Of all processes and their threads.
+  std::set<int> numbers() const;
   bool operator==(const Manifest&) const = default;
 };
 

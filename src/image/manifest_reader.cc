@@ -169,6 +169,16 @@ Result<void> check_version(const Json& json) {
 
 }  // namespace
 
+std::set<int> Manifest::numbers() const {
+  std::set<int> all;
+  for (const ProcessRecord& process : processes) {
+    all.insert(process.pid.value);
+    for (const Tid thread : process.threads)
+      all.insert(thread.value);
+  }
+  return all;
+}
+
 Result<Manifest> parse_manifest(std::string_view text) {
   STASIS_TRY(check_trailer(text));
   STASIS_TRY_ASSIGN(auto json, parse_object(text));

@@ -25,6 +25,7 @@
 #include "job/io_uring.h"
 #include "job/json_message.h"
 #include "job/shared_memory.h"
+#include "proc/next_numbers.h"
 #include "proc/procfs.h"
 
 namespace stasis::job {
@@ -349,12 +350,7 @@ Result<void> make_environment_file(const std::string& changes) {
   return write_all(file.get(), changes.data(), changes.size(), kEnvironmentFile);
 }
 
-Result<void> number_from_first() {
-  const std::string path = "/proc/sys/kernel/ns_last_pid";
-  STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_WRONLY));
-  const std::string text = std::to_string(kFirstNumber - 1);
-  return write_all(file.get(), text.data(), text.size(), path);
-}
+Result<void> number_from_first() { return proc::go_on_after(kFirstNumber - 1); }
 
 Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
   STASIS_TRY_ASSIGN(auto ends, Channel::pair());

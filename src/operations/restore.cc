@@ -24,6 +24,7 @@
 #include "operations/rollback.h"
 #include "operations/socket_state.h"
 #include "operations/tcp_ports.h"
+#include "proc/next_numbers.h"
 
 namespace stasis {
 
@@ -133,6 +134,8 @@ class RestoreRun {
   Result<void> open_image() {
     STASIS_TRY_ASSIGN(auto image, ImageReader::open(options_.images_dir));
     image_.emplace(std::move(image));
+    // In a fresh PID namespace, or after the highest number, what it needs would come next.
+    proc::keep_free(manifest().numbers());
     if (options_.leave_suspended && !options_.gpu_map.empty()) {
       return fail(ErrorCode::kUsage, "a GPU map is for the moment at which GPU memory comes back",
                   "give --device-map to `stasis resume` instead");

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
+#include <set>
 #include <thread>
 
 #include <fmt/format.h>
@@ -116,19 +117,14 @@ Error pid_in_use(const proc::ProcessInfo& user) {
 
 // Another PID namespace would not help: there, too, we may have the number.
 Error number_is_ours(const Manifest& manifest) {
-  int highest = 0;
-  for (const ProcessRecord& record : manifest.processes) {
-    highest = std::max(highest, record.pid.value);
-    for (const Tid thread : record.threads)
-      highest = std::max(highest, thread.value);
-  }
+  const std::set<int> numbers = manifest.numbers();
   // Not by another shell (`sh -c`), which could have the number itself.
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs process number {}, which is the one of this process",
                       ::getpid()),
           fmt::format("leave out --detach; or give the next program another number, in the very "
                       "shell that starts stasis: echo {} >/proc/sys/kernel/ns_last_pid",
-                      highest)};
+                      *numbers.rbegin())};
 }
 
 Error thread_in_use(Tid thread, const std::string& who) {

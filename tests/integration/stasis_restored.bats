@@ -69,6 +69,26 @@ restored_in_fresh() {
   restored_in_fresh bash -c 'timeout 60 unshare --pid --fork --mount-proc stasis restore --images-dir "$1"; exit $?' bash "$image"
 }
 
+# After its highest number the kernel goes on with the lowest. A job that has both leaves none of them
+# to the helpers of a restore.
+@test "a job whose numbers are on both sides of the highest one is restored" {
+  cat >"$BATS_TEST_TMPDIR/both" <<'END'
+for fd in /proc/self/fd/*; do ((${fd##*/} <= 2)) || eval "exec ${fd##*/}>&-"; done 2>/dev/null
+echo $(($(</proc/sys/kernel/pid_max) - 3)) >/proc/sys/kernel/ns_last_pid
+setsid stasis-workload tree --size 4M --pause-ms 20 --status "$1" </dev/null >"$1.log" 2>&1 &
+until grep -qs "^round 0*[1-9]" "$1" && grep -qs "^round 0*[1-9]" "$1.1"; do sleep 0.05; done
+stasis dump $! --images-dir "$2"
+echo $(($(</proc/sys/kernel/pid_max) - 2)) >/proc/sys/kernel/ns_last_pid
+exec stasis restore --images-dir "$2"
+END
+  (exec_on_gpu "${fresh[@]}" bash "$BATS_TEST_TMPDIR/both" "$TARGET_STATUS" "$image") </dev/null >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 60 grep -q "^restored" "$BATS_TEST_TMPDIR/said" || { cat "$BATS_TEST_TMPDIR/said" >&2; return 1; }
+  compgen -G "$image/criu/core-3??.img"
+  [[ -e $image/criu/core-$(($(</proc/sys/kernel/pid_max) - 2)).img ]]
+  target_goes_on
+}
+
 @test "a restored CUDA process that has already ended is process-gone, and not ok" {
   start_target memory --size 4M --pause-ms 20
   done_by dump "$TARGET" --images-dir "$image"
