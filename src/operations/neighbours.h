@@ -14,10 +14,15 @@
 
 namespace stasis {
 
-// Tells which of them were restored before, as their agents' pages say, and what to do. Looked at
-// are `gpus` and those that `ours` use now. Programs without an agent are not known.
-void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
-                        std::set<GpuUuid> gpus = {});
+// Before `ours` are suspended: tells which of them were restored before, as their agents' pages say,
+// and what to do. Programs without an agent are not known. Looked at are the GPUs that `ours` use.
+void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours);
+
+// Before `ours` come back, also to `gpus`: tells of those, and of all others that run there, since
+// the GPU cannot be switched away from `ours` from then on.
+void tell_of_neighbours_to_come(const Environment& env,
+                                const std::vector<proc::ProcessInfo>& ours,
+                                std::set<GpuUuid> gpus);
 
 // Where these come back.
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs);

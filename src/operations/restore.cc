@@ -152,7 +152,7 @@ class RestoreRun {
     STASIS_TRY(check_driver(env_.driver, manifest()));
     STASIS_TRY(direct_.come_back(env_));
     STASIS_TRY_ASSIGN(plan_, plan_gpus(env_, manifest(), old_gpus_, options_));
-    tell_of_neighbours(env_, {}, targets_of(plan_.needed, plan_.pairs));
+    tell_of_neighbours_to_come(env_, {}, targets_of(plan_.needed, plan_.pairs));
     return {};
   }
 

@@ -60,6 +60,28 @@ END
   done
 }
 
+@test "that another program uses the GPU to which one comes back is said" {
+  local other
+  export STASIS_SIM_GPUS=2x1G
+  start_target memory --size 24M
+  other=$TARGET
+  start_agent memory --size 24M
+  told() { [[ $err == *"comes back to a GPU that another program uses: process $other ("*"Xid 109"* ]]; }
+  done_by suspend "$TARGET"
+  ! told || return 1
+  done_by resume "$TARGET"
+  told
+  # Not where it is away, or on another one.
+  done_by suspend "$TARGET"
+  done_by suspend "$other"
+  done_by resume "$TARGET"
+  ! told || return 1
+  done_by suspend "$TARGET"
+  done_by resume "$other"
+  done_by resume "$TARGET" --device-map 0=1,1=0
+  ! told || return 1
+}
+
 @test "that such a program of another tree runs on the same GPU is said" {
   local held
   export STASIS_SIM_GPUS=2x1G
