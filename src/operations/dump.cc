@@ -235,13 +235,32 @@ class DumpRun {
   }
 
   // Connections of the tree's processes with each other need no consent: no program outside waits
-  // for an answer. And no packets come from outside that CRIU would have to hold back.
+  // for an answer. And no packets come from outside that CRIU would have to hold back. Until CRIU
+  // has them all stand still they may make the first; judge_connections() sees what they made.
   void keep_own_connections() {
     if (criu_options_.tcp_established || criu_options_.tcp_close) return;
-    if (proc::tcp_reach(proc::ProcFs(), group().infos()) != proc::TcpReach::kWithin) return;
+    if (proc::tcp_reach(proc::ProcFs(), group().infos()) == proc::TcpReach::kOutside) return;
     criu_options_.tcp_established = true;
     criu_options_.network_lock = NetworkLock::kSkip;
-    env_.tell("the job's processes are connected with each other by TCP: --tcp-established is set");
+    keeps_own_connections_ = true;
+  }
+
+  // All stand still.
+  Result<void> judge_connections() {
+    if (!keeps_own_connections_) return {};
+    const proc::ProcFs procfs;
+    STASIS_TRY_ASSIGN(const auto tree, procfs.tree(root_));
+    const auto reach = proc::tcp_reach(procfs, tree);
+    if (reach == proc::TcpReach::kOutside) {
+      return fail(ErrorCode::kBusy,
+                  "a TCP connection that leads out of the job was opened during the dump",
+                  "dump with --tcp-established to keep it, or --tcp-close to drop it");
+    }
+    manifest_.criu_options.tcp_established = reach == proc::TcpReach::kWithin;
+    if (manifest_.criu_options.tcp_established)
+      env_.tell(
+          "the job's processes are connected with each other by TCP: --tcp-established is set");
+    return {};
   }
 
   Result<void> let_criu_dump() {
@@ -426,6 +445,7 @@ class DumpRun {
       STASIS_TRY(restart_calls(writer_->criu_dir(), process.pid));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
+    STASIS_TRY(judge_connections());
     STASIS_TRY(note_sockets(env_, manifest_, lost));
     STASIS_TRY_ASSIGN(kept_files_,
                       keep_files(writer_->criu_dir(), goes_on() || options_.job.has_value(),
@@ -600,7 +620,8 @@ class DumpRun {
   Manifest manifest_;
   std::vector<GpuUse> needed_;  // of the GPUs' memory, to bring all back
   std::uint64_t direct_bytes_ = 0;
-  bool asked_in_vain_ = false;   // the job could not be stopped
+  bool asked_in_vain_ = false;  // the job could not be stopped
+  bool keeps_own_connections_ = false;
   bool criu_was_asked_ = false;  // it has gone on with the tree at rest
   bool complete_ = false;
   AskedStates answers_;

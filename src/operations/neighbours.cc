@@ -65,8 +65,7 @@ void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessI
   tell_of_held(env, neighbours(env, ours, {}).held_before);
 }
 
-void tell_of_neighbours_to_come(const Environment& env,
-                                const std::vector<proc::ProcessInfo>& ours,
+void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                 std::set<GpuUuid> gpus) {
   const Neighbours found = neighbours(env, ours, std::move(gpus));
   tell_of_held(env, found.held_before);

@@ -14,14 +14,14 @@
 
 namespace stasis {
 
-// Before `ours` are suspended: tells which of them were restored before, as their agents' pages say,
-// and what to do. Programs without an agent are not known. Looked at are the GPUs that `ours` use.
+// Before `ours` are suspended: tells which of them were restored before, as their agents' pages
+// say, and what to do. Programs without an agent are not known. Looked at are the GPUs that `ours`
+// use.
 void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours);
 
 // Before `ours` come back, also to `gpus`: tells of those, and of all others that run there, since
 // the GPU cannot be switched away from `ours` from then on.
-void tell_of_neighbours_to_come(const Environment& env,
-                                const std::vector<proc::ProcessInfo>& ours,
+void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                 std::set<GpuUuid> gpus);
 
 // Where these come back.

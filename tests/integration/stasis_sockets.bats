@@ -222,6 +222,57 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   wait_until 60 rounds_are_more_than $((before + 3))
 }
 
+# start_connecting ADDRESS: a program that connects there, in the middle of a dump (the tool has stopped).
+start_connecting() {
+  start_python 'server = socket.create_server(("127.0.0.1", 0))
+def connect():
+    while not os.path.exists(folder + "/connect"): time.sleep(0.01)
+    globals()["one"] = socket.create_connection('"$1"')
+    if one.getpeername() == server.getsockname(): globals()["other"] = server.accept()[0]
+    open(folder + "/connected", "w").close()
+import threading; threading.Thread(target=connect, daemon=True).start()'
+}
+
+dumped_while_it_connects() {
+  STASIS_FAULT=lock.before:stop stasis dump "$TARGET" --images-dir "$image" </dev/null >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  local tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q "State:.*stopped" "/proc/$tool/status"
+  touch "$BATS_TEST_TMPDIR/connect"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/connected"
+  kill -CONT "$tool"
+  status=0
+  wait "$tool" || status=$?
+  err=$(<"$BATS_TEST_TMPDIR/err")
+}
+
+@test "the first connection of a job with itself may come when its dump has begun" {
+  start_connecting 'server.getsockname()'
+  dumped_while_it_connects
+  assert_equal "$status" 0 "$err"
+  assert_contains "$err" "connected with each other by TCP"
+  restore_it
+  target_goes_on
+}
+
+@test "a connection out of the job that comes when its dump has begun is not kept without consent" {
+  # A server outside of the tree, of the kernel alone: no process has to accept.
+  python3 -c 'import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(300)' >"$BATS_TEST_TMPDIR/port" 3>&- &
+  at_end_kill $!
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
+  start_connecting "('127.0.0.1', $(<"$BATS_TEST_TMPDIR/port"))"
+  dumped_while_it_connects
+  assert_equal "$status" 9 "$err"
+  assert_contains "$err" "leads out of the job"
+  assert_contains "$err" "the dump is tried again"
+  assert_contains "$err" "has open TCP connections"
+  target_goes_on
+  no_image
+}
+
 @test "sockets whose connection was reset or refused, and that are still open, keep no image from being restored" {
   start_python 'server = socket.create_server(("127.0.0.1", 0))
 reset, cut = socket.create_connection(server.getsockname()), server.accept()[0]
