@@ -500,7 +500,7 @@ class Search {
       const proc::TcpTable& table = tcp_sockets_beside(pid);
       for (const proc::InetSocket& socket : table.sockets()) {
         if (!socket.listens && inodes.contains(socket.inode) &&
-            !table.stays_within(socket, sockets_))
+            !table.stays_within(socket, sockets_) && some_lead_out())
           signs_.add(pid, kTcp, fmt::format("local port {}", socket.local_port));
       }
     }
@@ -520,6 +520,12 @@ class Search {
   }
 
   // All of its network namespace, which takes long to read where there are many.
+  // One that the tree is just making seems to.
+  bool some_lead_out() {
+    if (!reach_) reach_ = proc::tcp_reach(procfs_, processes_);
+    return *reach_ == proc::TcpReach::kOutside;
+  }
+
   const proc::TcpTable& tcp_sockets_beside(Pid pid) {
     struct stat space {};
     (void)::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space);
@@ -602,6 +608,7 @@ class Search {
   std::set<std::uint64_t> sockets_;
   std::map<std::uint64_t, proc::UnixPeer> peers_;
   std::map<ino_t, proc::TcpTable> tcp_sockets_;
+  std::optional<proc::TcpReach> reach_;
   WatchSearch watches_;
   Signs signs_;
 };

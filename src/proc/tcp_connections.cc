@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -32,7 +34,9 @@ bool TcpTable::stays_within(const InetSocket& socket, const std::set<std::uint64
          });
 }
 
-TcpReach tcp_reach(const ProcFs& procfs, std::span<const ProcessInfo> processes) {
+namespace {
+
+TcpReach look(const ProcFs& procfs, std::span<const ProcessInfo> processes) {
   std::set<std::uint64_t> inodes;
   std::map<ino_t, TcpTable> tables;  // by network namespace
   for (const ProcessInfo& process : processes) {
@@ -58,6 +62,18 @@ TcpReach tcp_reach(const ProcFs& procfs, std::span<const ProcessInfo> processes)
     }
   }
   return reach;
+}
+
+}  // namespace
+
+TcpReach tcp_reach(const ProcFs& procfs, std::span<const ProcessInfo> processes) {
+  constexpr int kLooks = 5;
+  constexpr std::chrono::milliseconds kPause{10};
+  for (int looks = 1;; ++looks) {
+    const auto reach = look(procfs, processes);
+    if (reach != TcpReach::kOutside || looks == kLooks) return reach;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 }  // namespace stasis::proc

@@ -41,6 +41,9 @@ class TcpTable {
 enum class TcpReach { kNone, kWithin, kOutside };
 
 // kWithin: there are connections, and none leads out. kOutside also where a process cannot be read.
+// Of processes that run, descriptors and connections are read one after the other, and one end of a
+// connection that is just being made seems to be of none of them: so a way out has to be there in
+// five looks, 10 ms apart.
 TcpReach tcp_reach(const ProcFs& procfs, std::span<const ProcessInfo> processes);
 
 }  // namespace stasis::proc

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -64,6 +67,25 @@ Ends connect_to_myself(bool mapped) {
   }
   ends.other = UniqueFd(::accept4(ends.listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   return ends;
+}
+
+// Both ends are the process's own, whenever they are looked at.
+TEST(TcpReach, HoldsForConnectionsThatComeAndGo) {
+  const ProcFs procfs;
+  const auto self = procfs.process(Pid{::getpid()});
+  ASSERT_TRUE(self);
+  std::atomic<bool> enough = false;
+  std::thread renews([&enough] {
+    while (!enough) {
+      Ends ends = connect_to_myself(false);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  while (std::chrono::steady_clock::now() < end)
+    EXPECT_NE(tcp_reach(procfs, std::array{*self}), TcpReach::kOutside);
+  enough = true;
+  renews.join();
 }
 
 TEST(TcpReach, IsToldOfRealSockets) {
