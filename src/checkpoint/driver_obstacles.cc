@@ -95,7 +95,8 @@ bool transports_survive(const Environment& environment) {
   return !p2p && !shared;
 }
 
-// Is it one of several ranks on this host?
+}  // namespace
+
 Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
   STASIS_TRY_ASSIGN(auto sockets, procfs.unix_sockets(pid));
   std::erase_if(sockets, [](const proc::UnixSocket& socket) {
@@ -108,6 +109,8 @@ Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
   });
   return mine > 0 && static_cast<std::size_t>(mine) < sockets.size();
 }
+
+namespace {
 
 class Search {
  public:

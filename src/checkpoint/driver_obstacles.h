@@ -26,6 +26,9 @@ namespace stasis {
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const proc::ProcFs& procfs,
                                              std::span<const proc::ProcessInfo> processes);
 
+// Is it one of several ranks of NCCL on this host? Errors of ProcFs.
+Result<bool> has_nccl_peers(const proc::ProcFs& procfs, Pid pid);
+
 // Of managed memory, as far as it is mapped.
 std::uint64_t managed_bytes(std::span<const proc::Mapping> mappings);
 

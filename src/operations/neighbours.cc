@@ -1,6 +1,7 @@
 #include "operations/neighbours.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 
 #include "base/listing.h"
 #include "base/printable.h"
+#include "checkpoint/driver_obstacles.h"
 #include "direct/agent_client.h"
 #include "direct/mover_server.h"
 
@@ -16,10 +18,10 @@ namespace stasis {
 
 namespace {
 
-// Programs of other trees that run on these GPUs, as a message lists them.
+// Programs of other trees that run on these GPUs.
 struct Neighbours {
-  std::vector<std::string> held_before;
-  std::vector<std::string> others;
+  std::vector<proc::ProcessInfo> held_before;
+  std::vector<proc::ProcessInfo> others;
 };
 
 Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
@@ -39,24 +41,34 @@ Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInf
                         std::any_of(uses.begin(), uses.end(),
                                     [&](const GpuUse& one) { return gpus.contains(one.gpu); });
     if (!beside) continue;
-    const auto info = proc::ProcFs().process(pid);
+    auto info = proc::ProcFs().process(pid);
     if (!info || info->comm == direct::kMoverName) continue;
     const auto agent = direct::AgentClient::probe(pid);
     const bool known = agent && *agent && (*agent)->of_our_version;
     if (known && direct::is_away((*agent)->state)) continue;
-    (known && (*agent)->held_before ? found.held_before : found.others)
-        .push_back(fmt::format("{} ({})", pid.value, printable(info->comm)));
+    (known && (*agent)->held_before ? found.held_before : found.others).push_back(std::move(*info));
   }
   return found;
 }
 
-void tell_of_held(const Environment& env, const std::vector<std::string>& who) {
+std::string named(const std::vector<proc::ProcessInfo>& who) {
+  std::vector<std::string> names;
+  for (const proc::ProcessInfo& one : who)
+    names.push_back(fmt::format("{} ({})", one.pid.value, printable(one.comm)));
+  return listed(names, ", ");
+}
+
+bool is_rank(const proc::ProcessInfo& info) {
+  return has_nccl_peers(proc::ProcFs(), info.pid).value_or(false);
+}
+
+void tell_of_held(const Environment& env, const std::vector<proc::ProcessInfo>& who) {
   if (who.empty()) return;
   env.tell(fmt::format(
       "on the same GPU runs a program that was suspended or restored before: process {}; "
       "a kernel of it that takes more than some 4 s meanwhile is lost with it (Xid 109): "
       "suspend it first if it has such",
-      listed(who, ", ")));
+      named(who)));
 }
 
 }  // namespace
@@ -65,16 +77,30 @@ void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessI
   tell_of_held(env, neighbours(env, ours, {}).held_before);
 }
 
-void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
-                                std::set<GpuUuid> gpus) {
+Result<void> judge_neighbours_to_come(const Environment& env,
+                                      const std::vector<proc::ProcessInfo>& ours,
+                                      std::set<GpuUuid> gpus) {
   const Neighbours found = neighbours(env, ours, std::move(gpus));
+  std::vector<proc::ProcessInfo> ranks;
+  std::copy_if(found.held_before.begin(), found.held_before.end(), std::back_inserter(ranks),
+               is_rank);
+  if (!ranks.empty() && std::any_of(ours.begin(), ours.end(), is_rank)) {
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("on the same GPUs run ranks of another job that was suspended or restored "
+                    "before: process {}; kernels of ranks wait for each other, the GPU cannot be "
+                    "switched away from those of either job, and both would be lost (Xid 109)",
+                    named(ranks)),
+        "suspend that job first, or let this one come back to other GPUs (--device-map)");
+  }
   tell_of_held(env, found.held_before);
-  if (found.others.empty()) return;
+  if (found.others.empty()) return {};
   env.tell(fmt::format(
       "it comes back to a GPU that another program uses: process {}; from then on a kernel of it "
       "that takes more than some 4 s, as one does that waits for another rank, is lost with it "
       "when the GPU is to switch (Xid 109): end or suspend the other one first if it has such",
-      listed(found.others, ", ")));
+      named(found.others)));
+  return {};
 }
 
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {

@@ -152,7 +152,6 @@ class RestoreRun {
     STASIS_TRY(check_driver(env_.driver, manifest()));
     STASIS_TRY(direct_.come_back(env_));
     STASIS_TRY_ASSIGN(plan_, plan_gpus(env_, manifest(), old_gpus_, options_));
-    tell_of_neighbours_to_come(env_, {}, targets_of(plan_.needed, plan_.pairs));
     return {};
   }
 
@@ -328,6 +327,7 @@ class RestoreRun {
     STASIS_TRY(set_asked_state_of(to_set_later_, manifest().processes, lost_));
     STASIS_TRY(fault(FaultPoint::kRestoreAdopted));
     STASIS_TRY(env_.interrupt.check());
+    if (!options_.leave_suspended) STASIS_TRY(judge_neighbours());
     phases_.begin("restore");
     if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
     direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
@@ -335,6 +335,12 @@ class RestoreRun {
         job_->bring_back(targets_, plan_.pairs, env_.progress, [this] { direct_.settle(); }));
     if (!options_.leave_suspended) STASIS_TRY(bring_content_back());
     return fault(FaultPoint::kRestoreBack);
+  }
+
+  // The kernel has the sockets of the ranks again, by which they are known.
+  Result<void> judge_neighbours() {
+    STASIS_TRY_ASSIGN(const auto tree, proc::ProcFs().tree(manifest().root));
+    return judge_neighbours_to_come(env_, tree, targets_of(plan_.needed, plan_.pairs));
   }
 
   Result<void> bring_content_back() {

@@ -35,6 +35,40 @@ start_ranks() {
   target_verifies
 }
 
+# Their kernels would wait for each other on GPUs that cannot be switched between them.
+@test "ranks do not come back beside ranks of another job that were suspended before, too" {
+  local first
+  start_ranks 2
+  first=$TARGET
+  start_ranks 2
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  done_by suspend "$first"
+  refused 7 busy resume "$first"
+  assert_contains "$err" "ranks of another job that was suspended or restored before: process"
+  [[ $err == *"${CHILDREN[0]} ("* ]]
+  target_goes_on
+  if ((EUID == 0)); then # CRIU
+    done_by suspend "$TARGET"
+    done_by resume "$first"
+    done_by dump "$first" --images-dir "$image"
+    wait "$first" || true
+    done_by resume "$TARGET"
+    refused_by 7 busy stasis restore --images-dir "$image" --detach
+    [[ ! -e /proc/$first ]]
+    done_by suspend "$TARGET"
+    done_by restore --images-dir "$image" --detach
+    at_end_kill "$first"
+  else
+    done_by suspend "$TARGET"
+    done_by resume "$first"
+  fi
+  # In the other order it is the same.
+  refused 7 busy resume "$TARGET"
+  done_by swap "$first" "$TARGET"
+  target_verifies
+}
+
 @test "eight ranks that write into each other's memory, too" {
   start_ranks 8
   done_by suspend "$TARGET"
