@@ -1,6 +1,7 @@
-"""Draws the pictures of README.md from what was measured and recorded; prints one.
+"""Draws the pictures of README.md and docs/results from what was measured and recorded; prints one.
 
     pictures.py speed    bars: the driver and CRIU beside Stasis, from docs/results/*.json
+    pictures.py growth   bars: how long jobs of 1 to 8 ranks are away, from docs/results/*.json
     pictures.py demo     a terminal: docs/pictures/demo.txt, what tools/demo has printed in its steps 4 to 6, shortened
 
 Plain SVG, in light and in dark. tools/check.d/pictures compares them with docs/pictures/*.svg.
@@ -15,6 +16,7 @@ import sys
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 TABLE = "docs/results/2026-11-24-h100-table.json"
 HOST = "docs/results/2026-11-26-host-memory.json"
+GROWTH = "docs/results/2026-11-27-8xh200-growth.json"
 STYLE = """<style>
 text { font-family: ui-sans-serif, system-ui, sans-serif; font-size: 13px; fill: #24292f; }
 .small { font-size: 12px; fill: #57606a; }
@@ -64,6 +66,24 @@ def speed():
     return "\n".join([*out, "</svg>\n"])
 
 
+def growth():
+    note = next(one for one in load(GROWTH)["cases"] if one["case"] == "many.growth")["note"]
+    rows = [(int(ranks), float(seconds)) for seconds, ranks in re.findall(r"([\d.]+) s with (\d+)", note)]
+    left, width, step = 90, 480, 24
+    scale = width / max(seconds for _, seconds in rows)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {len(rows) * step + 34}" role="img" '
+           'aria-label="Seconds away, by ranks">', STYLE]
+    for number, (ranks, seconds) in enumerate(rows):
+        y = number * step + 8
+        out.append(f'<text x="{left - 12}" y="{y + 11}" text-anchor="end">{ranks} rank{"s" if ranks > 1 else ""}</text>'
+                   f'<rect class="after" x="{left}" y="{y}" width="{seconds * scale:.1f}" height="14" rx="2"/>'
+                   f'<text class="small" x="{left + seconds * scale + 6:.1f}" y="{y + 11}">{seconds:.1f} s, '
+                   f"{seconds / rows[0][1]:.1f} times one rank's</text>")
+    out.append(f'<text class="small" x="20" y="{len(rows) * step + 22}">standstill of a suspend and the whole resume; ranks '
+               "of NCCL with 4 GiB each, a GPU each; 8 H200s</text>")
+    return "\n".join([*out, "</svg>\n"])
+
+
 def demo():
     with open(os.path.join(SOURCE, "docs/pictures/demo.txt"), encoding="utf-8") as file:
         lines = file.read().rstrip("\n").split("\n")
@@ -78,4 +98,4 @@ def demo():
 
 
 if __name__ == "__main__":
-    sys.stdout.write({"speed": speed, "demo": demo}[sys.argv[1]]())
+    sys.stdout.write({"speed": speed, "growth": growth, "demo": demo}[sys.argv[1]]())

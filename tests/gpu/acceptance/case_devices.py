@@ -104,9 +104,7 @@ def conformance(machine):
         cases = sum(1 for line in file if line.strip())
     if compared.status != 0:
         lines = (compared.out + compared.err).strip().splitlines()
-        failure = Failure(f"{cases} cases; {len(lines)} lines of differences: {' / '.join(lines[:3])}")
-        failure.figures = {"differences": lines}
-        raise failure
+        raise Failure(f"{cases} cases; {len(lines)} lines of differences: {' / '.join(lines[:3])}", {"differences": lines})
     return {"cases": cases, "note": f"{cases} cases, the same answers"}
 
 

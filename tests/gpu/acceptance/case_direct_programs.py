@@ -67,9 +67,7 @@ def through_everything(machine, target, progress, more=5, cycles=CYCLES, dumps=D
         go_on()
     taken = set(figures["paths"] + figures.get("dump_paths", []))
     if taken - {"direct"}:
-        failure = Failure(f"paths taken: {', '.join(sorted(taken))}")
-        failure.figures = figures
-        raise failure
+        raise Failure(f"paths taken: {', '.join(sorted(taken))}", figures)
     return figures
 
 
@@ -314,8 +312,6 @@ def torch_own_tests(machine):
     ended = "" if None not in figures["status"] else f" (not all ended within {seconds:.0f} s)"
     note = f"{len(both)} tests compared{ended}: {passed} pass in both"
     if different or passed == 0:
-        failure = Failure(f"{note}; {len(different)} differ: {list(different.items())[:3]}")
-        failure.figures = figures
-        raise failure
+        raise Failure(f"{note}; {len(different)} differ: {list(different.items())[:3]}", figures)
     figures["note"] = note
     return figures

@@ -198,9 +198,7 @@ def periodic(machine, size, changing, count):
                        f"alone {figures['round_seconds_alone']:.3f} s; killed, restored, {verified} rounds verified")
     most = changing * 1.05 + 1.0 if not machine.simulated else 1  # with CRIU's files, which are written whole
     if middle("written_gib") > most:
-        failure = Failure(f"{middle('written_gib'):.2f} GiB written, {moving} had changed")
-        failure.figures = figures
-        raise failure
+        raise Failure(f"{middle('written_gib'):.2f} GiB written, {moving} had changed", figures)
     return figures
 
 

@@ -87,7 +87,7 @@ def growth(machine):
     ratio = medians[-1] / medians[0]
     figures.update({"ratio": ratio, "note": "away for " + ", ".join(
         f"{seconds:.2f} s with {count}" for count, seconds in zip(counts, medians)) + f": {ratio:.2f} times"})
-    expect(ratio <= MOST_DOWNTIME, "over the target: " + figures["note"])
+    expect(ratio <= MOST_DOWNTIME, "over the target: " + figures["note"], figures)
     return figures
 
 

@@ -138,7 +138,7 @@ def downtime(machine):
     ratio = medians[2] / medians[1]
     figures.update({"ratio": ratio, "note": f"away for {medians[1]:.2f} s with one, {medians[2]:.2f} s with two: "
                                             f"{ratio:.2f}"})
-    expect(ratio <= MOST_DOWNTIME, "over the target: " + figures["note"])
+    expect(ratio <= MOST_DOWNTIME, "over the target: " + figures["note"], figures)
     return figures
 
 

@@ -29,9 +29,7 @@ def bench(machine, name, *options):
 def verdict(machine, figures, missed, note):
     figures["note"] = note
     if missed and not machine.simulated:
-        failure = Failure("over the target: " + ", ".join(missed) + " (" + note + ")")
-        failure.figures = figures
-        raise failure
+        raise Failure("over the target: " + ", ".join(missed) + " (" + note + ")", figures)
     return figures
 
 

@@ -55,9 +55,7 @@ def swap(machine, gib):
     figures["note"] = (f"{size}: suspend {medians['suspend']:.2f} s, resume {medians['resume']:.2f} s, swap "
                        f"{medians['swap']:.2f} s ({ratio:.2f} of both in turn); {rounds} rounds verified")
     if ratio > TARGET_RATIO and not machine.simulated:
-        failure = Failure(figures.pop("note"))
-        failure.figures = figures
-        raise failure
+        raise Failure(figures.pop("note"), figures)
     return figures
 
 

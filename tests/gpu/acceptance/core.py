@@ -15,9 +15,11 @@ class Skip(Exception):
 
 
 class Failure(Exception):
-    """What was tested did not do what it has to. Figures may be added: a missed target has some."""
+    """What was tested did not do what it has to. A missed target has figures all the same."""
 
-    figures = {}
+    def __init__(self, message, figures=None):
+        super().__init__(message)
+        self.figures = figures or {}
 
 
 class Case:
@@ -41,9 +43,9 @@ def case(name, simulated=True, needs=()):
     return register
 
 
-def expect(condition, message):
+def expect(condition, message, figures=None):
     if not condition:
-        raise Failure(message)
+        raise Failure(message, figures)
 
 
 def expect_equal(found, wanted, what):
