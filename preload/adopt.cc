@@ -281,8 +281,25 @@ bool reserve_at(CUdeviceptr wanted, std::size_t size) {
   return false;
 }
 
-// The driver's block again where it was: it gives the first place that is free, so what comes
-// elsewhere is held until the right one has come.
+CUdeviceptr take(std::size_t size) {
+  CUdeviceptr got = 0;
+  return driver().cuMemAlloc_v2(&got, size) == CUDA_SUCCESS ? got : 0;
+}
+
+// Memory from `from` on, up to `to` at most, where the driver has room for it; 0 if none comes
+// there.
+CUdeviceptr fill(CUdeviceptr from, CUdeviceptr to) {
+  for (auto size = (to - from) / kStep * kStep; size > 0; size = size / 2 / kStep * kStep) {
+    const auto got = take(size);
+    if (got == from) return got;
+    if (got) driver().cuMemFree_v2(got);
+  }
+  return 0;
+}
+
+// The driver's block again where it was. The driver gives the first place that is large enough, so
+// what comes elsewhere is held until the right one has come. In an area that it has kept for other
+// blocks, what comes before the right place may reach into it: the room between is filled.
 bool take_back(const Piece& piece, bool gave_area_up) {
   std::vector<CUdeviceptr> others;
   bool back = false;
@@ -290,8 +307,13 @@ bool take_back(const Piece& piece, bool gave_area_up) {
   const auto area = area_of(piece);
   if (gave_area_up) steered.emplace(area.start, area.end - area.start);
   for (int i = 0; i < kMostTries && !back; ++i) {
-    CUdeviceptr got = 0;
-    if (driver().cuMemAlloc_v2(&got, piece.size) != CUDA_SUCCESS) break;
+    auto got = take(piece.size);
+    if (!gave_area_up && got && got < piece.start) {
+      driver().cuMemFree_v2(got);
+      const auto filler = fill(got, piece.start);
+      got = filler ? filler : take(piece.size);
+    }
+    if (!got) break;
     back = got == piece.start;
     if (!back) others.push_back(got);
   }

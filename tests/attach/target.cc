@@ -7,6 +7,7 @@
 //   blocks N    N threads that call the driver all the time, on a block of memory that they share
 //   and
 //               on others; with addresses of its calls from both ways to have them
+//   tail        a thread that uses two blocks in one area of the driver's, with room between them
 //   idle        two threads that wait
 //   alone       one thread
 //   filter      like idle, under a seccomp filter that allows everything
@@ -141,6 +142,29 @@ void use_block(const Cuda& cuda, unsigned number) {
     unsigned legacy_ipc = 0;
     RIGHT(cuda.attribute(&legacy_ipc, 10, part) == 0 && (legacy_ipc & 1) == 1);
     RIGHT(cuda.synchronize() == 0);
+    ++g_rounds;
+  }
+}
+
+// The driver's area for a large block is for others when that has gone.
+void use_tail(const Cuda& cuda) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  constexpr std::size_t kSizes[] = {3 * kMiB, 23 * kMiB};
+  unsigned long long large = 0;
+  unsigned long long blocks[2] = {};
+  RIGHT(cuda.set_current(cuda.context) == 0);
+  RIGHT(cuda.allocate(&large, 38 * kMiB) == 0 && cuda.allocate(&blocks[1], kSizes[1]) == 0);
+  RIGHT(cuda.free(large) == 0 && cuda.allocate(&blocks[0], kSizes[0]) == 0);
+  RIGHT(blocks[0] == large && blocks[1] == large + 38 * kMiB);
+  for (int i = 0; i < 2; ++i)
+    RIGHT(cuda.fill(blocks[i], 7 + static_cast<unsigned>(i), kSizes[i] / 4) == 0);
+  std::vector<unsigned> content(kSizes[1] / 4);
+  while (!g_end) {
+    for (unsigned i = 0; i < 2; ++i) {
+      RIGHT(cuda.copy_out(content.data(), blocks[i], kSizes[i]) == 0);
+      RIGHT(content.front() == 7 + i && content[kSizes[i] / 8] == 7 + i &&
+            content[kSizes[i] / 4 - 1] == 7 + i);
+    }
     ++g_rounds;
   }
 }
@@ -286,6 +310,11 @@ int main(int argc, char** argv) {
     const int threads = argc > 2 ? static_cast<int>(std::strtol(argv[2], nullptr, 10)) : 50;
     for (int i = 0; i < threads; ++i)
       std::thread(use_block, std::cref(cuda), static_cast<unsigned>(i)).detach();
+  } else if (mode == "tail") {
+    RIGHT(cuda.load());
+    std::thread(use_tail, std::cref(cuda)).detach();
+    while (g_rounds == 0 && g_wrong == 0)
+      ::usleep(2000);
   } else if (mode == "alone") {
     say();
     while (!g_end)

@@ -418,6 +418,16 @@ attach_under_load() {
   target_verifies
 }
 
+# The driver gives the first place in it, where the block overlaps the one that it was in.
+@test "a block behind room in its area goes back to the driver there, with its content" {
+  start_program tail
+  attaches
+  assert_equal "$(left address)" "$(((3 << 20) + (23 << 20)))" "$out"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  ends_right
+}
+
 @test "a block that neither the agent nor the driver gets at its address is told as lost" {
   # The program's own four come first.
   STASIS_SIM_FAULTS="reserve:error=2@2; reserve:error=2@3; allocate:error=2@5" start_target graph --size 96M
