@@ -63,7 +63,8 @@ Session::Session(ControlPage& page, int fd)
     : page_(page), fd_(fd), may_be_split_(in_own_user_namespace()) {}
 
 void Session::run() {
-  auto seen = page_.request.load(std::memory_order_acquire);
+  // A tool may have asked already: it asks as soon as the page has its magic.
+  auto seen = page_.reply.load(std::memory_order_acquire);
   for (;;) {
     const auto now = page_.request.load(std::memory_order_acquire);
     if (now == seen) {

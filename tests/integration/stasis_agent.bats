@@ -162,6 +162,23 @@ unheard() {
   target_verifies
 }
 
+@test "what a tool asks before the agent's thread comes to listen is answered" {
+  local flag=$BATS_TEST_TMPDIR/flag
+  touch "$flag"
+  (LD_PRELOAD=$STASIS_BUILD/tests/slow_calls.so:$agent STASIS_SLOW_AGENT=$flag exec_on_gpu setsid stasis-workload memory \
+    --size 24M --pause-ms 20 --status "$BATS_TEST_TMPDIR/status") </dev/null >&2 3>&- &
+  TARGET=$! TARGET_STATUS=$BATS_TEST_TMPDIR/status
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  wait_until 60 heard
+  { sleep 1; rm "$flag"; } 3>&- &
+  done_by suspend "$TARGET" --json
+  # After five seconds the tool would ask once more.
+  assert_equal "$(json 'd["path"], d["seconds"] < 4')" "direct True" "$out"
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
 # leaves_it_to_driver WHY [ARGUMENT...]: the driver moves TARGET's memory, and the result says why.
 leaves_it_to_driver() {
   done_by suspend "$TARGET" --json "${@:2}"

@@ -225,7 +225,7 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
 
 @test "a tool that is held up inside gives up, the program runs on, and the next call is made" {
   local flag=$BATS_TEST_TMPDIR/slow before
-  LD_PRELOAD=$STASIS_BUILD/tests/slow_malloc.so STASIS_SLOW_MALLOC=$flag start_program idle
+  LD_PRELOAD=$STASIS_BUILD/tests/slow_calls.so STASIS_SLOW_MALLOC=$flag start_program idle
   before=$(threads)
   : >"$flag"
   capture timeout 60 stasis-inside --nothing --timeout 100 "$TARGET"
