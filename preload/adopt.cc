@@ -10,6 +10,8 @@
 // What the program has made by cuMemCreate, and may be exported, stays where it is: the agent
 // learns of it, its mapping and its handles. An import of another process's is never exportable, so
 // that it is not taken for the program's own.
+//
+// Long because what is found, the exchange of a block and the way back share what a block is.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -60,13 +62,6 @@ std::vector<Piece>& pieces() {
 }
 
 Outcome failed(CUresult result, const char* what) { return {result, what}; }
-
-// For questions that only a thread with a context may ask. Null if none is known.
-CUcontext any_context() {
-  const TablesLock lock;
-  const auto& contexts = tables().contexts;
-  return contexts.empty() ? nullptr : contexts.begin()->first;
-}
 
 struct Range {
   CUdeviceptr start = 0;

@@ -297,11 +297,14 @@ class CurrentContext {
   ~CurrentContext();
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
-  bool pushed() const { return pushed_; }
 
  private:
   bool pushed_ = false;
 };
+
+// For questions and calls that want a context current, which the agent's thread has not. Null if
+// none is known. Takes the tables' lock.
+cuda::CUcontext any_context();
 
 // --- With the tables locked
 

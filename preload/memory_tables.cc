@@ -35,6 +35,12 @@ void OwnedMutex::wake() {
   errno = error;
 }
 
+CUcontext any_context() {
+  const TablesLock lock;
+  const auto& contexts = tables().contexts;
+  return contexts.empty() ? nullptr : contexts.begin()->first;
+}
+
 CurrentContext::CurrentContext(CUcontext context) {
   CUcontext current = nullptr;
   if (!context || (driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context))

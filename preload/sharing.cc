@@ -35,13 +35,6 @@ std::size_t foreign_count() {
 }
 std::size_t outside_count() { return tables().outside_of_driver.size() + tables().fabric_exports; }
 
-// Imports and mappings need a context current, and the agent's thread has none.
-CUcontext any_context() {
-  const TablesLock lock;
-  const auto& contexts = tables().contexts;
-  return contexts.empty() ? nullptr : contexts.begin()->first;
-}
-
 }  // namespace
 
 SharingCall::SharingCall() {

@@ -1,4 +1,5 @@
 // Device, host and pooled memory, legacy IPC, and questions about pointers.
+// Long because the driver's calls for memory are many, each short.
 #include <sys/mman.h>
 
 #include <cstring>

@@ -175,7 +175,6 @@ class Memory {
   // Brings everything back on the given GPUs: target[slot] is the slot's new GPU.
   cuda::CUresult bring_back(const std::string& dir, const std::vector<GpuSpec>& target,
                             const Pace& pace);
-  std::uint64_t object_bytes() const;
 
  private:
   struct Placement {

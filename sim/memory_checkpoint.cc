@@ -82,13 +82,6 @@ class Mover {
 
 }  // namespace
 
-std::uint64_t Memory::object_bytes() const {
-  std::uint64_t sum = 0;
-  for (const auto* object : objects_)
-    sum += object->size;
-  return sum;
-}
-
 CUresult Memory::save(const Pace& pace) {
   image_size_ = 0;
   for (auto* object : objects_) {

@@ -410,6 +410,4 @@ std::uint64_t Holding::bytes() const {
   return sum;
 }
 
-Usage Holding::totals() const { return usage(dir_, gpu_.uuid); }
-
 }  // namespace stasis::sim

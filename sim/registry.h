@@ -110,7 +110,6 @@ class Holding {
   // True if another live process holds the object too.
   bool shared(const ObjectId& id) const;
   std::uint64_t bytes() const;
-  Usage totals() const;
   const GpuSpec& gpu() const { return gpu_; }
 
  private:

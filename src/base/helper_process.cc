@@ -4,10 +4,10 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "base/helper_start.h"
 #include "base/own_helpers.h"
 #include "base/scope_guard.h"
 
@@ -23,41 +24,12 @@ namespace {
 
 constexpr int kEndTimeoutMs = 5000;
 
-// Signals of a terminal, or of a service that is stopped, are for the owner, which rolls back and
-// needs the helper for that. Signals of faults keep their default, so that the owner sees them as
-// they are.
-void ignore_signals() {
-  struct sigaction action {};
-  for (int number = 1; number < NSIG; ++number) {
-    const bool fault = number == SIGSEGV || number == SIGBUS || number == SIGILL ||
-                       number == SIGFPE || number == SIGABRT || number == SIGTRAP;
-    action.sa_handler = fault || number == SIGCHLD ? SIG_DFL : SIG_IGN;
-    (void)::sigaction(number, &action, nullptr);
-  }
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
-// A lock of a journal, or the pipe that another program reads our output from, must not stay open
-// for the moment by which a helper outlives its owner.
-void close_all_but(int kept) {
-  if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
-      (void)::dup2(null, fd);
-  }
-  const auto last = static_cast<unsigned>(kept);
-  const unsigned first = STDERR_FILENO + 1;
-  if (last > first) (void)::syscall(SYS_close_range, first, last - 1, 0);
-  (void)::syscall(SYS_close_range, last + 1, ~0U, 0);
-}
-
 [[noreturn]] void run(const char* name, const Channel& channel,
                       const std::function<void(const Channel&)>& serve) {
   ::prctl(PR_SET_NAME, name);
   (void)::setpgid(0, 0);
   ignore_signals();
-  close_all_but(channel.fd());
+  close_all_but(std::array{channel.fd()});
   serve(channel);
   ::_exit(0);
 }

@@ -199,6 +199,16 @@ std::string downtime_text(const Report& report) {
                          : std::string();
 }
 
+void tell_error(const Context& context, const Error& error, int status) {
+  if (context.json) {
+    nlohmann::json out = to_json(error);
+    out["error"]["exit_status"] = status;
+    context.print(std::move(out));
+  }
+  if (!context.json || context.terminal.lost_output() || context.terminal.logs())
+    context.terminal.error(error);
+}
+
 std::string state_text(const Report& report) {
   const auto words = [&](CudaState state) -> std::string {
     const int root = report.root.value;

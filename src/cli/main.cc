@@ -44,13 +44,7 @@ int report_error(Context& context, const Error& error) {
   if (error.code == ErrorCode::kInterrupted && context.interrupt.requested()) {
     status = 128 + context.interrupt.signal_number();
   }
-  if (context.json) {
-    nlohmann::json out = to_json(error);
-    out["error"]["exit_status"] = status;
-    context.print(out);
-  }
-  if (!context.json || context.terminal.lost_output() || context.terminal.logs())
-    context.terminal.error(error);
+  tell_error(context, error, status);
   return status;
 }
 

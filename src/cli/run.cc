@@ -78,16 +78,6 @@ Result<std::optional<job::Registration>> enter_name(const job::RunOptions& optio
   return std::optional<job::Registration>(std::move(entered));
 }
 
-// The exit status is the shell's, and not that of the error's code.
-void tell_not_started(const Context& context, const Error& error, int status) {
-  if (context.json) {
-    nlohmann::json out = to_json(error);
-    out["error"]["exit_status"] = status;
-    context.print(std::move(out));
-  }
-  if (!context.json || context.terminal.lost_output()) context.terminal.error(error);
-}
-
 // Replaces this process; comes back with the exit status if that cannot be.
 int become(const Context& context, std::vector<std::string>& words) {
   const Inherited& inherited = context.inherited;
@@ -101,7 +91,7 @@ int become(const Context& context, std::vector<std::string>& words) {
   ::execvp(argv[0], argv.data());
   const int why = errno;
   const int status = job::exit_status_of_exec_failure(why);
-  tell_not_started(context, job::exec_failure(words.front(), why), status);
+  tell_error(context, job::exec_failure(words.front(), why), status);
   return status;
 }
 
@@ -156,7 +146,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
         outcome.cannot_save->message + "; what to do: " + outcome.cannot_save->remedy);
     return start_only(context, arguments.job, preload);
   }
-  if (outcome.why) tell_not_started(context, *outcome.why, outcome.status);
+  if (outcome.why) tell_error(context, *outcome.why, outcome.status);
   return outcome.status;
 }
 

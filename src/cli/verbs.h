@@ -157,6 +157,9 @@ Result<ImageReport> inspect_image(Context& context, InspectOptions& options,
 // The exit status for the first reason why it cannot be restored here, or 0.
 int status_of(const ImageReport& report);
 
+// The result of a command that ends with that status: as JSON, for people, or in the log, as asked.
+void tell_error(const Context& context, const Error& error, int status);
+
 // Reports as text; as JSON: report/report.h.
 // What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
 std::string state_text(const Report& report);

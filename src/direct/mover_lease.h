@@ -51,7 +51,6 @@ class MoverLease {
   // The driver has restored one of the processes before: no context may be made while they run
   // (direct/mover_server.h).
   void wait_until_quiesced() { contexts_when_quiesced_ = true; }
-  bool waits_until_quiesced() const { return contexts_when_quiesced_; }
 
   // Makes, in a thread of its own, as much of a mover as may be made while the programs run.
   void begin(const Environment& env);

@@ -4,17 +4,18 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <vector>
 
 #include "abi/descriptor_message.h"
 #include "base/helper_process.h"
+#include "base/helper_start.h"
 #include "base/own_helpers.h"
 #include "driver/bounded_driver.h"
 
@@ -90,18 +91,6 @@ CallAnswer call(Driver& driver, const CallRequest& request) {
   }
 }
 
-// A process that outlives the tool for a moment must hold nothing of the tool's: a lock of the
-// journal, a terminal, the pipe that another program reads our output from.
-void let_go_of_everything(int but) {
-  if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
-      (void)::dup2(null, fd);
-  }
-  const auto last = static_cast<unsigned>(but);
-  if (but > STDERR_FILENO + 1) (void)::syscall(SYS_close_range, STDERR_FILENO + 1, last - 1, 0);
-  (void)::syscall(SYS_close_range, last + 1, ~0U, 0);
-}
-
 // Also reaps them: a zombie would go to the process that reaps orphans here, which in a PID
 // namespace of its own is stasis itself. One that is stuck in the kernel is not waited for.
 [[noreturn]] void end_all(const std::vector<pid_t>& callers) {
@@ -117,22 +106,10 @@ void let_go_of_everything(int but) {
 
 // Forks a caller for each socket that comes, and ends when no process can send one any more.
 [[noreturn]] void serve_source(Driver& driver, int socket) {
-  // What is typed at a terminal, or sent to all processes when a service is stopped, must not
-  // interrupt a call: the tool rolls back, which takes calls. The callers end with the tool in any
-  // case.
+  // The callers end with the tool in any case; the driver's library collects its own children.
   (void)::setpgid(0, 0);
-  struct sigaction action {};
-  for (int number = 1; number < NSIG; ++number) {
-    const bool crash = number == SIGSEGV || number == SIGBUS || number == SIGILL ||
-                       number == SIGFPE || number == SIGABRT || number == SIGTRAP;
-    // The driver's library collects its own children, if it has any.
-    action.sa_handler = crash || number == SIGCHLD ? SIG_DFL : SIG_IGN;
-    (void)::sigaction(number, &action, nullptr);
-  }
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  let_go_of_everything(socket);
+  ignore_signals();
+  close_all_but(std::array{socket});
   const int self = ::getpid();
   std::vector<pid_t> callers;
   for (;;) {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
@@ -18,6 +17,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/host_name.h"
 #include "base/json_record.h"
 #include "base/json_text.h"
 #include "base/units.h"
@@ -53,11 +53,6 @@ std::optional<Name> parse(std::string_view text) {
 }
 
 std::string done_name(const std::string& word) { return "done-" + word; }
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
-}
 
 struct Holder {
   std::string host;

@@ -21,6 +21,7 @@
 #include <fmt/format.h>
 
 #include "base/helper_process.h"
+#include "base/helper_start.h"
 #include "checkpoint/journal.h"
 #include "job/io_uring.h"
 #include "job/json_message.h"
@@ -96,22 +97,6 @@ Result<void> set_up_mounts(std::vector<std::string> keep) {
   if (done && !here.empty() && ::chdir(here.c_str()) != 0)
     done = fail(errno_error("cannot change to " + here, errno));
   return done;
-}
-
-void close_all_but(std::vector<int> kept) {
-  std::sort(kept.begin(), kept.end());
-  unsigned first = STDERR_FILENO + 1;
-  for (const int fd : kept) {
-    const auto number = static_cast<unsigned>(fd);
-    if (number > first) (void)::syscall(SYS_close_range, first, number - 1, 0);
-    first = number + 1;
-  }
-  (void)::syscall(SYS_close_range, first, ~0U, 0);
-  if (const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC); null >= 0) {
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
-      (void)::dup2(null, fd);
-    ::close(null);
-  }
 }
 
 class Loop {
@@ -368,7 +353,7 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
     std::vector<int> kept = {ends.second.fd()};
     for (const UniqueFd& stream : streams)
       kept.push_back(stream.get());
-    close_all_but(std::move(kept));
+    close_all_but(kept);
     Loop(std::move(spec), std::move(ends.second), std::move(streams)).run();
   }
   Init init(static_cast<int>(pid), std::move(ends.first));

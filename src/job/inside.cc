@@ -12,6 +12,7 @@
 #include "image/manifest_fields.h"
 #include "job/json_message.h"
 #include "job/shared_memory.h"
+#include "job/stop_signal.h"
 #include "job/swap_messages.h"
 #include "operations/session.h"
 #include "report/report.h"
@@ -80,9 +81,6 @@ void fields(auto& io, Described<InsideTold> auto& told) {
 void fields(auto& io, Described<InsideNoted> auto& noted) { io("text", noted.text); }
 void fields(auto& io, Described<InsideDone> auto& done) { io.optional("error", done.error); }
 
-Interrupt* g_inside_interrupt = nullptr;
-void stop_inside(int signal_number) { g_inside_interrupt->request(signal_number); }
-
 // The process in the job's namespaces.
 class InsideServer final : public Progress {
  public:
@@ -93,11 +91,7 @@ class InsideServer final : public Progress {
   }
 
   void serve() {
-    g_inside_interrupt = &interrupt_;
-    struct sigaction action {};
-    action.sa_handler = stop_inside;
-    action.sa_flags = SA_RESTART;
-    ::sigaction(SIGTERM, &action, nullptr);
+    stop_by_sigterm(interrupt_);
     tell(InsideHears{});
     interrupt_.set_time_limit(errand_.time_limit);
     // Before anything is done, which could not be told of without.

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <list>
 #include <memory>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/trace.h"
+#include "job/stop_signal.h"
 #include "operations/session.h"
 #include "report/report.h"
 #include "report/trace_file.h"
@@ -41,10 +41,6 @@ json read_trace(const UniqueFd& file, Pid pid) {
   return events;
 }
 
-Interrupt* g_side_interrupt = nullptr;
-
-void stop_side(int signal_number) { g_side_interrupt->request(signal_number); }
-
 decltype(SideResult::what) moved(const Result<Report>& report) {
   if (!report) return report.error();
   json out = to_json(*report);
@@ -65,7 +61,7 @@ class Server {
   }
 
   void serve() {
-    catch_stop();
+    stop_by_sigterm(interrupts_.back());
     auto entered = enter(setup_.entry);
     std::unique_ptr<Driver> driver;
     if (entered) {
@@ -81,7 +77,7 @@ class Server {
       const auto order = parse_side_order(**message);
       if (!order) break;
       notes_.clear();
-      g_side_interrupt = &interrupts_.emplace_back();
+      stop_by_sigterm(interrupts_.emplace_back());
       SideResult result;
       if (entered)
         result.what = carry_out(*driver, *order);
@@ -97,14 +93,6 @@ class Server {
   }
 
  private:
-  void catch_stop() {
-    g_side_interrupt = &interrupts_.back();
-    struct sigaction action {};
-    action.sa_handler = stop_side;
-    action.sa_flags = SA_RESTART;
-    ::sigaction(SIGTERM, &action, nullptr);
-  }
-
   decltype(SideResult::what) carry_out(Driver& driver, SideOrder order) {
     const Environment whole = session_.environment(driver);
     const Environment env{driver,      interrupts_.back(), whole.progress,  whole.note,

@@ -20,6 +20,7 @@
 #include "job/init.h"
 #include "job/json_message.h"
 #include "job/shared_memory.h"
+#include "job/stop_signal.h"
 #include "operations/operations.h"
 #include "operations/session.h"
 #include "proc/procfs.h"
@@ -38,13 +39,7 @@ Interrupt& worker_interrupt() {
 
 // Told to by init: a save is rolled back, and the job gets what it has no more time to wait for; a
 // restore leaves nothing.
-void obey_stop() {
-  (void)worker_interrupt();  // made before the handler needs it
-  struct sigaction action {};
-  action.sa_handler = [](int number) { worker_interrupt().request(number); };
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGTERM, &action, nullptr);
-}
+void obey_stop() { stop_by_sigterm(worker_interrupt()); }
 
 // What an operation of a worker is done with.
 struct Worker {
@@ -200,14 +195,6 @@ WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& stream
       order.what);
 }
 
-// The verb that does the same.
-std::string verb_of(const WorkOrder& order) {
-  return std::visit(
-      Cases{[](const SaveOrder&) { return "dump"; }, [](const RestoreOrder&) { return "restore"; },
-            [](const RecoverOrder&) { return "recover"; }},
-      order.what);
-}
-
 Result<void> measure(const std::string& directory, const std::string& verb, const Worker& worker,
                      const WorkResult& result) {
   STASIS_TRY_ASSIGN(const auto opened, open_metrics(directory));
@@ -275,7 +262,7 @@ WorkResult do_work(const WorkOrder& order, const StreamEnds& streams,
     if (!written) result.notes.push_back("no trace: " + written.error().to_string());
   }
   if (!options.metrics.empty()) {
-    auto written = measure(options.metrics, verb_of(order), worker, result);
+    auto written = measure(options.metrics, name_of(order), worker, result);
     if (!written) result.notes.push_back("no metrics: " + written.error().to_string());
   }
   return result;

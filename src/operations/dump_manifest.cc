@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "base/host_name.h"
 #include "base/version.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
@@ -19,11 +19,6 @@
 namespace stasis {
 
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : std::string();
-}
 
 std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember& member) {
   std::vector<GpuUse> uses;

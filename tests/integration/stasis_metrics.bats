@@ -118,6 +118,8 @@ restored_twice() { [[ $(sample stasis_operations_total 'verb="restore",result="o
   assert_equal "$(records "$log" 'r[-1]["message"]')" done
   (! stasis suspend 2147483647 --log-json 2>"$log")
   assert_equal "$(records "$log" '[x["code"] for x in r if x["level"] == "error" and x["remedy"]]')" "['no-such-process']"
+  (! stasis run --log-json --json -- /nonexistent >"$BATS_TEST_TMPDIR/out" 2>"$log")
+  assert_equal "$(records "$log" '[x["code"] for x in r if x["level"] == "error"]')" "['io']"
   (! stasis suspend --log-json 1 2 2>"$log")
   assert_equal "$(records "$log" '[x["code"] for x in r]')" "['usage']"
   target_verifies
