@@ -129,7 +129,7 @@ bool is_drivers_own(const char* path) {
 }
 
 // It and what it needs, as far as that was loaded with it.
-bool is_past_gate(const DeepLoad& load) {
+bool is_deep_bound(const DeepLoad& load) {
   const Addresses& before = *load.before.load(std::memory_order_acquire);
   std::vector<void*> handles;
   std::vector<const link_map*> seen;
@@ -183,9 +183,9 @@ int search_bound(dl_phdr_info* info, std::size_t, void* name) {
 
 }  // namespace
 
-std::string library_past_gate() {
+std::string library_deep_bound() {
   for (const auto* load = g_deep.load(std::memory_order_acquire); load; load = load->next)
-    if (is_past_gate(*load)) return load->name;
+    if (is_deep_bound(*load)) return load->name;
   // Only such a library opens others without the agent's knowledge.
   if (!g_deep.load(std::memory_order_acquire)) return {};
   char name[kLongestName] = "";

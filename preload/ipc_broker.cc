@@ -1,3 +1,4 @@
+// Long because owner and importer share the messages between them, and one thread serves both.
 #include "ipc_broker.h"
 
 #include <fcntl.h>

@@ -79,7 +79,7 @@ class Session {
 
   // The commands, and what the agent does when its peer has died (session_commands.cc).
   void prepare();
-  bool refuse_past_gate();
+  bool refuse_deep_bound();
   void close_gate();
   void export_batch();
   void close_exported();
@@ -116,7 +116,7 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
-  std::uint64_t deep_loads_ = 0;  // when library_past_gate() looked last
+  std::uint64_t deep_loads_ = 0;  // when library_deep_bound() looked last
   bool was_detached_ = false;     // kDetach, since the gate was closed
   int sockets_[2] = {-1, -1};     // kAttach
   std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed

@@ -49,16 +49,16 @@ void Session::prepare() {
   make_descriptor_room(kExportRoom);
   buffer_wanted_ = arguments_[0] == 0;
   segment_bytes_ = page_.segment_bytes = movable_bytes();
-  if (segment_bytes_ > 0 && refuse_past_gate()) return;
+  if (segment_bytes_ > 0 && refuse_deep_bound()) return;
   if (buffer_wanted_) return make_buffer();
   give_buffer_back();
   done();
 }
 
 // With the gate open.
-bool Session::refuse_past_gate() {
+bool Session::refuse_deep_bound() {
   deep_loads_ = deep_loads();
-  const auto library = library_past_gate();
+  const auto library = library_deep_bound();
   if (library.empty()) return false;
   refuse(cuda::CUDA_ERROR_NOT_SUPPORTED,
          "a library that was opened with RTLD_DEEPBIND may call the driver past the agent",
@@ -100,7 +100,7 @@ void Session::close_gate() {
     const bool captures = captures_in_progress() != 0;
     if (!opened && !captures) break;
     Gate::open();
-    if (opened && refuse_past_gate()) return;
+    if (opened && refuse_deep_bound()) return;
     if (timeout.over()) {
       if (opened)
         return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
+// Long because what CRIU calls one after the other shares what is locked, and the way back from
+// each.
 #include "dump_session.h"
 
 #include <sys/time.h>

@@ -24,7 +24,7 @@ Result<void> ContentSources::begin_image(const Environment& env, const IntoImage
   STASIS_TRY_ASSIGN(auto made, ImageContent::create(image.image_dir, image.options));
   into_ = std::move(made);
   if (const auto& why = into_->without_base())
-    env.tell("all GPU memory is written, and nothing taken over: " + why->to_string());
+    env.tell("all GPU memory is written, and nothing deduplicated: " + why->to_string());
   return {};
 }
 

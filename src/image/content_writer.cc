@@ -276,7 +276,7 @@ Result<std::uint64_t> ContentWriter::State::precopy(std::span<const std::byte> b
     if (all_zero(content)) continue;
     Slot slot;
     slot.digest = xxh3(content);
-    if ((reused && reused->gives(slot.digest)) || !precopied.claim(slot.digest)) continue;
+    if ((reused && reused->gives(slot.digest)) || !precopied.reserve(slot.digest)) continue;
     STASIS_TRY(placer.place(content, LaneKind::kNew, slot));
     stored.push_back({slot.digest, slot.position, slot.stored, slot.encoding, slot.file});
     sum_of_stored += slot.stored;

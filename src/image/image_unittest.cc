@@ -85,13 +85,13 @@ TEST_F(ImageTest, DigestsTakenAheadAreThoseOfTheWholeFile) {
     while (pages.size() < blocks * kChecksumBlock + blocks)
       pages += "page " + std::to_string(pages.size());
     write_text(writer.path() + "/criu/pages-1.img", pages);
-    writer.digest_ahead(never.get_token());
+    writer.prefetch_digests(never.get_token());
   }
   std::stop_source now;
   now.request_stop();
   pages += std::string(3 * kChecksumBlock, 'x');
   write_text(writer.path() + "/criu/pages-1.img", pages);
-  writer.digest_ahead(now.get_token());
+  writer.prefetch_digests(now.get_token());
   auto sealed = writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_);
   ASSERT_TRUE(sealed) << sealed.error().to_string();
   ASSERT_TRUE(writer.commit());

@@ -178,7 +178,7 @@ struct ImageWriter::State {
   Result<void> check_content(ContentKind kind, const std::optional<ContentRecord>& content) const;
   Result<void> sync_each(const std::vector<FileRecord>& files, Progress& progress,
                          const Interrupt& interrupt) const;
-  void digest_ahead(const std::stop_token& stop);
+  void prefetch_digests(const std::stop_token& stop);
   Result<void> sync_all(Progress& progress, const Interrupt& interrupt) const;
   Result<void> complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
                         const Interrupt& interrupt);
@@ -247,7 +247,7 @@ Result<void> ImageWriter::State::check_content(ContentKind kind,
   return {};
 }
 
-void ImageWriter::State::digest_ahead(const std::stop_token& stop) {
+void ImageWriter::State::prefetch_digests(const std::stop_token& stop) {
   auto names = list_directory(criu, sibling(partial) + "/criu");
   if (!names) return;
   for (const std::string& name : *names) {
@@ -489,7 +489,7 @@ Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overw
   return ImageWriter(std::move(state));
 }
 
-void ImageWriter::digest_ahead(const std::stop_token& stop) { state_->digest_ahead(stop); }
+void ImageWriter::prefetch_digests(const std::stop_token& stop) { state_->prefetch_digests(stop); }
 
 Result<Manifest> ImageWriter::seal(Manifest manifest, SyncPolicy sync, Progress& progress,
                                    const Interrupt& interrupt) {

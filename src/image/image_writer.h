@@ -53,7 +53,7 @@ class ImageWriter {
   // done: CRIU only ever appends to them (splice, criu/page-xfer.c), and the last blocks are left
   // to seal() in any case. To be called while CRIU writes, from one thread, until `stop` is
   // requested; never at the same time as another call. What goes wrong here is left to seal(), too.
-  void digest_ahead(const std::stop_token& stop);
+  void prefetch_digests(const std::stop_token& stop);
 
   // Checksums all that CRIU wrote, sees to it that GPU content is there exactly as the manifest's
   // `content` says (a ContentWriter has checksummed and synced it), makes it durable

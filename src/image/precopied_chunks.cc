@@ -8,7 +8,7 @@ namespace stasis {
 
 using content_format::page_aligned;
 
-bool PrecopiedChunks::claim(const BlockDigest& digest) {
+bool PrecopiedChunks::reserve(const BlockDigest& digest) {
   const std::lock_guard lock(mutex_);
   return entries_.try_emplace(digest).second;
 }

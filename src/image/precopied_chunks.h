@@ -21,8 +21,8 @@ namespace stasis {
 class PrecopiedChunks {
  public:
   // Whether the caller is to store the chunk: false if it is stored, or another thread is at it.
-  bool claim(const BlockDigest& digest);
-  // Whether claim() would be false.
+  bool reserve(const BlockDigest& digest);
+  // Whether reserve() would be false.
   bool knows(const BlockDigest& digest) const;
   // It is stored there, whole.
   void add(const ContentChunk& chunk);

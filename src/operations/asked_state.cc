@@ -1,3 +1,5 @@
+// Long because each kind of state is asked, judged and set again beside the others, by the same
+// calls.
 #include "operations/asked_state.h"
 
 #include <fcntl.h>

@@ -178,7 +178,7 @@ class DumpRun {
     STASIS_TRY_ASSIGN(host_base_, open_host_base(env_, options_));
     // A base that cannot be opened has been told of.
     tell_of_base_ = options_.base && !options_.base_may_be_empty &&
-                    (base_ != nullptr || !may_take_over(env_, options_));
+                    (base_ != nullptr || !may_deduplicate(env_, options_));
     return refuse_from_within(root_);
   }
 
@@ -422,7 +422,7 @@ class DumpRun {
       env_.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
     if (tell_of_base_)
       env_.tell(
-          fmt::format("nothing is taken over from {}: no GPU memory of the job goes into "
+          fmt::format("nothing is deduplicated against {}: no GPU memory of the job goes into "
                       "the image past the driver",
                       *options_.base));
   }

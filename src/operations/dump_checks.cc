@@ -130,19 +130,19 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   return fail(std::move(error));
 }
 
-bool may_take_over(const Environment& env, const DumpOptions& options) {
+bool may_deduplicate(const Environment& env, const DumpOptions& options) {
   return options.base && env.mover && options.path != MemoryPath::kDriver &&
          options.after != AfterDump::kSuspended;
 }
 
 Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
                                                      const DumpOptions& options) {
-  if (!may_take_over(env, options)) return nullptr;
+  if (!may_deduplicate(env, options)) return nullptr;
   auto base = ContentBase::open(*options.base, env.progress, env.interrupt);
   if (!base && base.error().code == ErrorCode::kInterrupted) return base;
   if (!base) {
     if (base.error().code != ErrorCode::kNotSupported || !options.base_may_be_empty) {
-      env.tell(fmt::format("all GPU memory is written, and nothing taken over from {}: {}",
+      env.tell(fmt::format("all GPU memory is written, and nothing deduplicated against {}: {}",
                            *options.base, base.error().to_string()));
     }
     return nullptr;
@@ -164,7 +164,7 @@ Result<std::shared_ptr<const ContentBase>> open_host_base(const Environment& env
                                 ContentKind::kHost);
   if (!base && base.error().code == ErrorCode::kInterrupted) return base;
   if (!base && base.error().code != ErrorCode::kNotSupported) {
-    env.tell(fmt::format("all host memory is written, and nothing taken over from {}: {}",
+    env.tell(fmt::format("all host memory is written, and nothing deduplicated against {}: {}",
                          *options.base, base.error().to_string()));
   }
   return base ? std::move(*base) : nullptr;

@@ -29,7 +29,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
 Result<void> refuse_from_within(Pid root);
 
 // Whether there may be something to take over from the base.
-bool may_take_over(const Environment& env, const DumpOptions& options);
+bool may_deduplicate(const Environment& env, const DumpOptions& options);
 // The base of GPU memory, and that of host memory. Nothing if all is to be written. Reads all of
 // it, while the job runs. kInterrupted.
 Result<std::shared_ptr<const ContentBase>> open_host_base(const Environment& env,

@@ -260,7 +260,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
     // What changes so fast will have changed again when the job stands still.
     if (changed > bytes / 4) {
       env.tell(
-          fmt::format("the job changes its host memory as fast as it is copied ahead (about "
+          fmt::format("the job changes its host memory as fast as it is pre-copied (about "
                       "{} of {} meanwhile): that is copied while the job stands still",
                       format_bytes(changed), format_bytes(bytes)));
       break;

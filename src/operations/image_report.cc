@@ -109,7 +109,8 @@ std::string content_text(const ContentUse& use, ContentKind kind) {
   if (use.duplicate_bytes > 0)
     out += fmt::format(", {} are repetitions, stored once", format_bytes(use.duplicate_bytes));
   if (use.reused_bytes > 0)
-    out += fmt::format(", {} are taken over from an earlier image", format_bytes(use.reused_bytes));
+    out += fmt::format(", {} are deduplicated against an earlier image",
+                       format_bytes(use.reused_bytes));
   return out;
 }
 

@@ -50,7 +50,7 @@ ImageWatcher::ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy s
       while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
              !stop.stop_requested()) {
         progress.update("write", probe(writer.criu_dir(), sync), 0);
-        writer.digest_ahead(stop);
+        writer.prefetch_digests(stop);
       }
     });
   } catch (const std::system_error&) {

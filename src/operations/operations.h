@@ -159,7 +159,7 @@ enum class HostMemoryWay {
   kParallel,  // by us, whatever there is
 };
 
-// Whether content is copied ahead while the job runs, so that only what has changed since is copied
+// Whether content is pre-copied while the job runs, so that only what has changed since is copied
 // while it stands still.
 enum class Precopy {
   kAutomatic,  // from a size on that is worth it

@@ -1,3 +1,4 @@
+// Long because each file of /proc has its own texts and its own real process.
 #include "proc/procfs.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Long because each way out of a stop has to put back what the others have set.
 #include "proc/stopped_threads.h"
 
 #include <linux/filter.h>

@@ -1,3 +1,4 @@
+// Long because each part of the page turns the same report into its rows.
 #include "report/page.h"
 
 #include <algorithm>

@@ -78,7 +78,7 @@ void* in_place_of(void* real) { return real; }
 SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
     : address_(address), bytes_(bytes) {}
 SteeredMapping::~SteeredMapping() = default;
-std::string library_past_gate() { return {}; }
+std::string library_deep_bound() { return {}; }
 std::uint64_t deep_loads() { return 0; }
 // In place of adopt.cc: this agent was there from the beginning.
 Outcome look_for_memory() { return {CUDA_ERROR_NOT_SUPPORTED, "look_for_memory"}; }

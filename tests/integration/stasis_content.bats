@@ -125,14 +125,14 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   for path in driver direct; do
     done_by dump "$TARGET" --images-dir "$image-$path" --base "$image" --leave-running --path "$path"
     if [[ $path == driver ]]; then
-      assert_contains "$err" "nothing is taken over from $image: no GPU memory"
+      assert_contains "$err" "nothing is deduplicated against $image: no GPU memory"
     else
-      [[ $err != *"taken over"* ]] || { echo "$err" >&2; return 1; }
+      [[ $err != *"deduplicated"* ]] || { echo "$err" >&2; return 1; }
     fi
   done
   start_target memory --size 4M
   done_by dump "$TARGET" --images-dir "$image-plain" --base "$image" --json
-  assert_contains "$(json 'd["notes"]')" "nothing is taken over from $image: no GPU memory"
+  assert_contains "$(json 'd["notes"]')" "nothing is deduplicated against $image: no GPU memory"
 }
 
 # --- Damage

@@ -50,7 +50,7 @@ print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"
   data=$(json 'd["gpu_content"]["stored_bytes"] - d["gpu_content"]["taken_bytes"]')
   ((data <= 7 << 20)) || { echo "$data bytes of GPU memory were written" >&2; return 1; }
   capture stasis verify "$second"
-  assert_contains "$out" "are taken over from an earlier image"
+  assert_contains "$out" "are deduplicated against an earlier image"
   target_goes_on
   dump_on "$second"
   assert_equal "$(json 'd["taken_bytes"] >= 32 << 20')" True
@@ -146,10 +146,10 @@ nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
   # And what says which is which.
   spoil_byte "$image/gpu/index" 200
   dump_on "$image"
-  assert_contains "$(json 'd["notes"]')" "all GPU memory is written, and nothing taken over from $image: gpu/index"
+  assert_contains "$(json 'd["notes"]')" "all GPU memory is written, and nothing deduplicated against $image: gpu/index"
   assert_equal "$(json 'd["taken_bytes"], d["written_bytes"] == d["image_bytes"]')" "0 True"
   dump_on "$BATS_TEST_TMPDIR/nowhere"
-  assert_contains "$(json 'd["notes"]')" "nothing taken over from $BATS_TEST_TMPDIR/nowhere"
+  assert_contains "$(json 'd["notes"]')" "nothing deduplicated against $BATS_TEST_TMPDIR/nowhere"
   target_goes_on
   target_verifies
 }
@@ -161,7 +161,7 @@ nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
   start_agent
   done_by dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/disk/image" --leave-running
   dump_on "$BATS_TEST_TMPDIR/disk/image"
-  assert_contains "$(json 'd["notes"]')" "nothing taken over: cannot make a hard link"
+  assert_contains "$(json 'd["notes"]')" "nothing deduplicated: cannot make a hard link"
   assert_equal "$(json 'd["taken_bytes"]')" 0
   read_whole "$NEXT"
   target_verifies
@@ -197,7 +197,7 @@ nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
 
 # The matrix of faults has more of them.
 # bats test_tags=long
-@test "a dump that is killed while it takes over: the job comes back, and the base is as it was" {
+@test "a dump that is killed while it deduplicates: the job comes back, and the base is as it was" {
   need_fault_points
   start_agent
   done_by dump "$TARGET" --images-dir "$image" --leave-running

@@ -79,7 +79,7 @@ def growth():
                    f'<rect class="after" x="{left}" y="{y}" width="{seconds * scale:.1f}" height="14" rx="2"/>'
                    f'<text class="small" x="{left + seconds * scale + 6:.1f}" y="{y + 11}">{seconds:.1f} s, '
                    f"{seconds / rows[0][1]:.1f} times one rank's</text>")
-    out.append(f'<text class="small" x="20" y="{len(rows) * step + 22}">standstill of a suspend and the whole resume; ranks '
+    out.append(f'<text class="small" x="20" y="{len(rows) * step + 22}">downtime of a suspend and the whole resume; ranks '
                "of NCCL with 4 GiB each, a GPU each; 8 H200s</text>")
     return "\n".join([*out, "</svg>\n"])
 
