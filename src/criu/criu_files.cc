@@ -141,34 +141,66 @@ std::optional<UnixSocket> unix_socket_of(protozero::pbf_reader entry) {
   return out;
 }
 
-}  // namespace
-
-std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
-  using Wire = protozero::pbf_wire_type;
-  std::map<std::uint64_t, RegularEntry> entries;
-  each_message(read_criu_image(criu_dir, kFilesImage), kFilesMagic,
-               [&](protozero::pbf_reader message) {
-                 std::uint64_t type = 0;
-                 std::uint64_t id = 0;
-                 std::optional<protozero::pbf_reader> regular;
-                 while (message.next()) {
-                   switch (message.tag_and_type()) {
-                     case protozero::tag_and_type(1, Wire::varint):
-                       type = message.get_uint64();
-                       break;
-                     case protozero::tag_and_type(2, Wire::varint):
-                       id = message.get_uint64();
-                       break;
-                     case protozero::tag_and_type(3, Wire::length_delimited):
-                       regular = message.get_message();
-                       break;
-                     default:
-                       message.skip();
-                   }
-                 }
-                 if (type == kRegularType && regular) entries.emplace(id, parse_regular(*regular));
-               });
+// What files.img and remap-fpath.img say of the files that CRIU opens by name.
+struct Entries {
+  std::map<std::uint64_t, RegularEntry> regular;
   std::set<std::uint64_t> nameless;  // those that are found by something else
+  std::vector<std::string> sockets;  // the names of unix sockets
+  bool whole = false;                // all could be read
+};
+
+// To what a unix socket is bound; nothing if it has no name, or one that is no file's.
+std::optional<std::string> socket_name(protozero::pbf_reader message) {
+  using Wire = protozero::pbf_wire_type;
+  std::string name;
+  std::string folder;
+  while (message.next()) {
+    switch (message.tag_and_type()) {
+      case protozero::tag_and_type(11, Wire::length_delimited):
+        name = message.get_string();
+        break;
+      case protozero::tag_and_type(14, Wire::length_delimited):
+        folder = message.get_string();
+        break;
+      default:
+        message.skip();
+    }
+  }
+  if (name.empty() || name.front() == '\0') return std::nullopt;
+  name = name.substr(0, name.find('\0'));
+  return name.starts_with('/') ? name : fmt::format("{}/{}", folder, name);
+}
+
+// `most`: bytes of files.img.
+Entries read_entries(const UniqueFd& criu_dir, std::size_t most) {
+  using Wire = protozero::pbf_wire_type;
+  Entries out;
+  const auto take_file = [&](protozero::pbf_reader message) {
+    std::uint64_t type = 0;
+    std::uint64_t id = 0;
+    std::optional<protozero::pbf_reader> regular;
+    while (message.next()) {
+      switch (message.tag_and_type()) {
+        case protozero::tag_and_type(1, Wire::varint):
+          type = message.get_uint64();
+          break;
+        case protozero::tag_and_type(2, Wire::varint):
+          id = message.get_uint64();
+          break;
+        case protozero::tag_and_type(3, Wire::length_delimited):
+          regular = message.get_message();
+          break;
+        case protozero::tag_and_type(16, Wire::length_delimited):
+          if (auto name = socket_name(message.get_message()))
+            out.sockets.push_back(std::move(*name));
+          break;
+        default:
+          message.skip();
+      }
+    }
+    if (type == kRegularType && regular) out.regular.emplace(id, parse_regular(*regular));
+  };
+  out.whole = each_message(read_criu_image(criu_dir, kFilesImage, most), kFilesMagic, take_file);
   const auto take_remap = [&](protozero::pbf_reader message) {
     std::map<protozero::pbf_tag_type, std::uint64_t> fields;  // orig_id, remap_id, remap_type
     while (message.next()) {
@@ -178,24 +210,114 @@ std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
       else
         message.skip();
     }
-    nameless.insert(fields[1]);
-    const auto it = entries.find(fields[2]);
-    if (fields[3] != kRemapLinked || it == entries.end()) return;
+    out.nameless.insert(fields[1]);
+    const auto it = out.regular.find(fields[2]);
+    if (fields[3] != kRemapLinked || it == out.regular.end()) return;
     it->second.file.of_criu = true;
     // CRIU notes no mount for the name that it makes: it is on that of the file.
-    if (const auto file = entries.find(fields[1]); file != entries.end())
+    if (const auto file = out.regular.find(fields[1]); file != out.regular.end())
       it->second.elsewhere |= file->second.elsewhere;
   };
   each_message(read_criu_image(criu_dir, "remap-fpath.img"), kRemapMagic, take_remap);
-  std::vector<NeededFile> out;
-  for (auto& [id, entry] : entries) {
-    const std::string& path = entry.file.path;
-    if (entry.elsewhere || nameless.contains(id) || !path.starts_with('/') ||
-        path.starts_with("/proc/") || path.find('\0') != std::string::npos) {
-      continue;
-    }
-    out.push_back(std::move(entry.file));
+  return out;
+}
+
+// Is it a name that leads to the same on this machine?
+bool is_looked_up(const RegularEntry& entry) {
+  const std::string& path = entry.file.path;
+  return !entry.elsewhere && path.starts_with('/') && !path.starts_with("/proc/") &&
+         path.find('\0') == std::string::npos;
+}
+
+Error unreadable(const std::string& name) {
+  return {ErrorCode::kImageCorrupt, fmt::format("CRIU's {} cannot be parsed", name)};
+}
+
+constexpr std::uint32_t kIdsMagic = 0x54432030;
+constexpr std::uint32_t kDescriptorsMagic = 0x56213732;
+constexpr std::uint32_t kMemoryMagic = 0x57492820;
+constexpr std::uint32_t kFoldersMagic = 0x51403912;
+
+// The fields of a message that are numbers, each the last of its tag.
+std::map<protozero::pbf_tag_type, std::uint64_t> numbers_of(protozero::pbf_reader message) {
+  std::map<protozero::pbf_tag_type, std::uint64_t> out;
+  while (message.next()) {
+    const auto tag = message.tag();
+    if (message.wire_type() == protozero::pbf_wire_type::varint)
+      out[tag] = message.get_uint64();
+    else
+      message.skip();
   }
+  return out;
+}
+
+}  // namespace
+
+Result<OpenedFiles> OpenedFiles::read(const UniqueFd& criu_dir) {
+  // A program may have a million sockets.
+  constexpr std::size_t kMost = 1U << 30;
+  Entries entries = read_entries(criu_dir, kMost);
+  if (!entries.whole) return fail(unreadable(kFilesImage));
+  OpenedFiles out;
+  out.names_ = std::move(entries.sockets);
+  for (auto& [id, entry] : entries.regular) {
+    if (!is_looked_up(entry)) continue;
+    // A link that was open itself (O_PATH and O_NOFOLLOW) is not followed.
+    const bool is_link = entry.file.mode && S_ISLNK(*entry.file.mode);
+    out.names_.push_back(
+        entry.file.path.substr(0, is_link ? entry.file.path.rfind('/') : std::string::npos));
+    out.by_id_.emplace(id, Name{std::move(entry.file.path), entries.nameless.contains(id)});
+  }
+  return out;
+}
+
+// images/core.proto (task_kobj_ids_entry), fdinfo.proto, fs.proto, mm.proto and vma.proto,
+// CRIU 4.2.
+Result<std::vector<OpenedFile>> OpenedFiles::of(const UniqueFd& criu_dir, int number) const {
+  std::vector<OpenedFile> out;
+  const auto add = [&](std::uint64_t id, std::string place, std::uint64_t start = 0) {
+    const auto it = by_id_.find(id);
+    if (it == by_id_.end()) return;
+    out.push_back({std::move(place), start, it->second.path, it->second.loses});
+  };
+  const auto each = [&](const std::string& name, std::uint32_t magic,
+                        const auto& take) -> Result<void> {
+    if (each_message(read_criu_image(criu_dir, name, std::size_t{1} << 30), magic, take)) return {};
+    return fail(unreadable(name));
+  };
+  std::uint64_t table = 0;
+  STASIS_TRY(each(fmt::format("ids-{}.img", number), kIdsMagic,
+                  [&](const protozero::pbf_reader& message) { table = numbers_of(message)[2]; }));
+  STASIS_TRY(each(fmt::format("fdinfo-{}.img", table), kDescriptorsMagic,
+                  [&](const protozero::pbf_reader& message) {
+                    constexpr std::uint64_t kFifo = 3;
+                    auto fields = numbers_of(message);
+                    if (fields[3] == kRegularType || fields[3] == kFifo)
+                      add(fields[1], fmt::format("fd/{}", fields[4]));
+                  }));
+  STASIS_TRY(each(fmt::format("fs-{}.img", number), kFoldersMagic,
+                  [&](const protozero::pbf_reader& message) {
+                    auto fields = numbers_of(message);
+                    add(fields[1], "cwd");
+                    add(fields[2], "root");
+                  }));
+  STASIS_TRY(
+      each(fmt::format("mm-{}.img", number), kMemoryMagic, [&](protozero::pbf_reader message) {
+        constexpr std::uint64_t kOfFile = 1U << 6 | 1U << 7;  // VMA_FILE_PRIVATE, VMA_FILE_SHARED
+        add(numbers_of(message)[12], "exe");
+        while (message.next(14, protozero::pbf_wire_type::length_delimited)) {
+          auto fields = numbers_of(message.get_message());
+          if ((fields[7] & kOfFile) != 0) add(fields[4], "map_files", fields[1]);
+        }
+      }));
+  return out;
+}
+
+std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
+  Entries entries = read_entries(criu_dir, kMostOfImage);
+  std::vector<NeededFile> out;
+  for (auto& [id, entry] : entries.regular)
+    if (is_looked_up(entry) && !entries.nameless.contains(id)) out.push_back(std::move(entry.file));
   return out;
 }
 

@@ -26,6 +26,34 @@ struct NeededFile {
   bool of_criu = false;
 };
 
+// A file that a process of the image has, and by what name CRIU opens it.
+struct OpenedFile {
+  std::string place;        // below /proc/PID: "fd/3", "cwd", "root", "exe", "map_files"
+  std::uint64_t start = 0;  // of a mapping: its first address
+  std::string name;
+  bool loses_name = false;  // CRIU makes this name for a deleted file, and takes it away again
+};
+
+// Of all processes of an image. Not what is on mounts of the image's own, in /proc or a terminal,
+// or named by --external.
+class OpenedFiles {
+ public:
+  // kImageCorrupt if CRIU's files cannot be parsed; here and below.
+  static Result<OpenedFiles> read(const UniqueFd& criu_dir);
+  // `number`: the process's in its PID namespace.
+  Result<std::vector<OpenedFile>> of(const UniqueFd& criu_dir, int number) const;
+  // All names that CRIU looks up or makes at a restore, those of unix sockets too.
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  struct Name {
+    std::string path;
+    bool loses = false;
+  };
+  std::map<std::uint64_t, Name> by_id_;
+  std::vector<std::string> names_;
+};
+
 // Not those of a mount namespace that is in the image, of /proc, or that are named by --external.
 std::vector<NeededFile> needed_files(const UniqueFd& criu_dir);
 

@@ -51,6 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (file.path.empty() || file.path.front() != '/') std::abort();
     if (file.of_criu) names[file.path] = file.path + ".renamed";
   }
+  if (const auto opened = OpenedFiles::read(folder.dir)) (void)opened->of(folder.dir, 1);
   // By any of the addresses, each of which some input has.
   for (const char* text : {"10.0.0.1=10.0.0.2", "fd00::1=fd00::2"})
     (void)files_with_addresses(std::string(reinterpret_cast<const char*>(data + 2), first),

@@ -4,11 +4,10 @@
 
 namespace stasis {
 
-std::string read_criu_image(const UniqueFd& dir, const std::string& name) {
-  constexpr std::size_t kMostBytes = 64 << 20;
+std::string read_criu_image(const UniqueFd& dir, const std::string& name, std::size_t most) {
   auto file = open_checked(dir.get(), name, O_RDONLY | O_NOFOLLOW, is_regular_file);
   if (!file) return {};
-  auto text = read_file(*file, name, kMostBytes);
+  auto text = read_file(*file, name, most);
   return text ? std::move(*text) : std::string();
 }
 

@@ -4,6 +4,7 @@
 // Private to src/criu. They are untrusted: bounded, and wrong input is found.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -22,8 +23,11 @@ inline constexpr std::uint32_t kAnyImageMagic = 0x54564319;
 inline constexpr std::uint32_t kFilesMagic = 0x56303138;
 inline constexpr const char* kFilesImage = "files.img";
 
-// Empty if it is not there, is no regular file, or has more than 64 MiB.
-std::string read_criu_image(const UniqueFd& dir, const std::string& name);
+inline constexpr std::size_t kMostOfImage = 64 << 20;  // bytes
+
+// Empty if it is not there, is no regular file, or has more than `most` bytes.
+std::string read_criu_image(const UniqueFd& dir, const std::string& name,
+                            std::size_t most = kMostOfImage);
 void append_message(std::string& image, std::string_view message);
 // The field at which `message` stands, as it is, whether it is known or not.
 void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer);

@@ -12,6 +12,7 @@
 #include "base/scope_guard.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
+#include "operations/foreign_links.h"
 #include "operations/host_memory.h"
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
@@ -305,6 +306,7 @@ class RestoreRun {
         job_->take_hold(env_.driver, old_gpus_, content_stays ? image_->path() : std::string()));
     set_fault_target(manifest().root);
     STASIS_TRY(note_targets());
+    STASIS_TRY(refuse_foreign_files(image_->criu_dir(), job_->processes(), options_.inherit));
     if (host_) STASIS_TRY(fill_host_memory(env_, *host_, env_.interrupt));
     lost_ = put_sockets_back(manifest(), job_->processes());
     STASIS_TRY_ASSIGN(to_set_later_, set_asked_state(manifest().processes, lost_));

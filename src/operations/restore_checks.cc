@@ -19,6 +19,7 @@
 #include "criu/criu.h"
 #include "criu/criu_core.h"
 #include "criu/criu_files.h"
+#include "operations/foreign_links.h"
 #include "operations/image_report.h"
 #include "proc/capabilities.h"
 #include "proc/memory_cgroup.h"
@@ -269,6 +270,7 @@ std::string remedy_text(Remedy remedy) {
 }  // namespace
 
 Result<void> check_files(const ImageReader& image) {
+  STASIS_TRY(refuse_foreign_links(image.criu_dir()));
   const auto all_kept = read_kept_files(image.criu_dir());
   if (!all_kept) return fail(all_kept.error());
   const KeptByName names = by_name(*all_kept);

@@ -37,7 +37,8 @@ Result<void> check_rights(const ImageReader& image);
 Result<void> check_numbers(const Manifest& manifest);
 
 // The files that the processes have open, mapped or as their directories are what they were.
-// or can be made that. kCriuFailed with their paths; kImageCorrupt.
+// or can be made that. kCriuFailed with their paths; kNotPermitted (foreign_links.h);
+// kImageCorrupt.
 Result<void> check_files(const ImageReader& image);
 // What is to be done for that before CRIU opens them, of what the image has the content of.
 // kImageCorrupt.

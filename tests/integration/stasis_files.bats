@@ -332,3 +332,53 @@ while True:
   # Each line once, in order.
   assert_equal "$(cat "$at/train.log")" "$(seq "$(wc -l <"$at/train.log")")"
 }
+
+# lead_to FILE TARGET: in the place of FILE its user puts a link; the file is FILE.kept then.
+lead_to() {
+  mv "$1" "$1.kept"
+  ln -s "$2" "$1"
+  chown -h 65534 "$1"
+}
+
+@test "a restore gives a program no file to which another user's link leads" {
+  need_root "CRIU"
+  local theirs=$BATS_TEST_TMPDIR/theirs secret=$BATS_TEST_TMPDIR/secret file criu=$BATS_TEST_TMPDIR/criu
+  mkdir "$theirs"
+  # Of the same size and mode, so that CRIU takes it for what the program had.
+  echo "what root has" >"$secret"
+  for file in "$theirs"/{read,mapped,gone}; do echo "what they have" | head -c 13 >"$file"; echo >>"$file"; done
+  chmod 600 "$secret" "$theirs"/*
+  chown -R 65534:65534 "$theirs"
+  start_python "opened = os.open('$theirs/read', os.O_RDWR)
+mapped = mmap.mmap(os.open('$theirs/mapped', os.O_RDONLY), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+gone = open('$theirs/gone')
+os.unlink('$theirs/gone')"
+  dump_it
+  for file in "$theirs"/{read,mapped}; do
+    lead_to "$file" "$secret"
+    refused 5 not-permitted restore --images-dir "$image" --detach
+    assert_contains "$err" "$file is to be found by way of $file, a link of user 65534"
+    mv "$file.kept" "$file"
+    # After the look, when CRIU begins.
+    cat >"$criu" <<END
+#!/usr/bin/env bash
+if [[ \$1 == swrk ]]; then mv $file $file.kept && ln -s $secret $file && chown -h 65534 $file; fi
+exec $(real_criu) "\$@"
+END
+    chmod +x "$criu"
+    refused 5 not-permitted restore --images-dir "$image" --detach --criu "$criu"
+    assert_contains "$err" "a link of user 65534"
+    [[ ! -e /proc/$TARGET ]]
+    mv "$file.kept" "$file"
+  done
+  # On the way to a deleted file, which CRIU makes again, and takes away.
+  lead_to "$theirs" "$BATS_TEST_TMPDIR"
+  refused 5 not-permitted restore --images-dir "$image" --detach
+  assert_contains "$err" "is to be found by way of $theirs, a link of user 65534"
+  rm "$theirs"
+  # A link of root leads where root wants.
+  ln -s "$theirs.kept" "$theirs"
+  restore_it
+  target_goes_on
+  assert_equal "$(cat "$secret")" "what root has"
+}
