@@ -87,6 +87,10 @@ void probe_seals(const Processes& processes, Signs& out);
 // criu_lines.cc
 void probe_lines(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
 
+// criu_procfs.cc; `all`: zombies too.
+void probe_procfs(const proc::ProcFs& procfs, const Processes& processes, const Processes& all,
+                  Signs& out);
+
 // criu_timers.cc
 void probe_timers(const Processes& processes, Signs& out);
 

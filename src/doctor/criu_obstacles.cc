@@ -319,6 +319,7 @@ class Search {
     doctor::probe_seals(processes_, signs_);
     doctor::probe_lines(procfs_, processes_, signs_);
     doctor::probe_zombies(procfs_, all_processes_, processes_.front().pid, signs_);
+    doctor::probe_procfs(procfs_, processes_, all_processes_, signs_);
     doctor::probe_timers(processes_, signs_);
     doctor::probe_semaphores(processes_, signs_);
     doctor::probe_terminals(procfs_, processes_, options_, signs_);

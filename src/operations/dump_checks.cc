@@ -74,11 +74,11 @@ namespace {
 
 // What a dump that goes on changes for the program without a sign.
 bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 10> kTold = {"fifo",           "posix-timer",
-                                                      "outside-events", "outside-offset",
-                                                      "sysv-semaphore", "deleted-attributes",
-                                                      "deleted-watch",  "watch-flags",
-                                                      "exit-signal",    "cgroup"};
+  constexpr std::array<std::string_view, 12> kTold = {
+      "fifo",           "posix-timer",       "outside-events",
+      "outside-offset", "sysv-semaphore",    "deleted-attributes",
+      "deleted-watch",  "watch-flags",       "exit-signal",
+      "cgroup",         "proc-file-outside", "pressure-trigger"};
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 

@@ -339,3 +339,43 @@ in_the_way() {
   cuda-checkpoint --toggle --pid "$TARGET"
   target_goes_on
 }
+
+# CRIU opens them before it makes threads, and dumped them without a word: no restore succeeded.
+@test "files of /proc of threads and mappings are refused; of processes outside, and asked pressure, are told" {
+  local what
+  for what in "open('/proc/self/task/%d/stat' % other)" "open('/proc/%d/comm' % other)" \
+    "os.open('/proc/self/task/%d' % other, os.O_RDONLY)" \
+    "os.open('/proc/self/map_files/' + open('/proc/self/maps').read().split('libc')[0].splitlines()[-1].split()[0], \
+os.O_PATH | os.O_NOFOLLOW)"; do
+    start_python "import threading
+threading.Thread(target=lambda: time.sleep(300), daemon=True).start()
+while len(os.listdir('/proc/self/task')) < 2: time.sleep(0.01)
+other = max(int(name) for name in os.listdir('/proc/self/task'))
+held = $what"
+    refused_at_dump proc-file "which are not there when CRIU opens them again"
+    end_targets
+    : >"$targets"
+    rm "$TARGET_STATUS"
+  done
+  # Both, as the process below has the directory too.
+  start_python "import threading
+threading.Thread(target=lambda: time.sleep(300), daemon=True).start()
+while len(os.listdir('/proc/self/task')) < 2: time.sleep(0.01)
+os.chdir('/proc/self/task/%d' % max(int(name) for name in os.listdir('/proc/self/task')))"
+  said proc-file "red red" "(its directory)"
+  end_targets
+  : >"$targets"
+  rm "$TARGET_STATUS"
+  start_python "held = [open('/proc/self/task/%d/stat' % os.getpid()), open('/proc/self/maps'), open('/proc/$$/stat')]
+try:
+    held.append(open('/proc/pressure/memory', 'r+'))
+    held[-1].write('some 150000 2000000'); held[-1].flush()
+except OSError: pass"
+  said proc-file-outside yellow "/proc/$$/stat (descriptor "
+  done_by dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "files of /proc open that are of processes outside of the tree"
+  [[ ! -e /proc/pressure/memory ]] || assert_contains "$err" "pressure stall information"
+  wait_until 60 number_is_free
+  restore_it
+  target_goes_on
+}
