@@ -146,7 +146,7 @@ struct Entries {
   std::map<std::uint64_t, RegularEntry> regular;
   std::set<std::uint64_t> nameless;  // those that are found by something else
   std::vector<std::string> sockets;  // the names of unix sockets
-  bool whole = false;                // all could be read
+  bool whole = false;                // all could be read, and were not too many
 };
 
 // To what a unix socket is bound; nothing if it has no name, or one that is no file's.
@@ -154,6 +154,7 @@ std::optional<std::string> socket_name(protozero::pbf_reader message) {
   using Wire = protozero::pbf_wire_type;
   std::string name;
   std::string folder;
+  bool elsewhere = false;  // on a mount of the image's
   while (message.next()) {
     switch (message.tag_and_type()) {
       case protozero::tag_and_type(11, Wire::length_delimited):
@@ -162,20 +163,29 @@ std::optional<std::string> socket_name(protozero::pbf_reader message) {
       case protozero::tag_and_type(14, Wire::length_delimited):
         folder = message.get_string();
         break;
+      case protozero::tag_and_type(17, Wire::varint):  // mnt_id
+        elsewhere = message.get_int32() != -1;
+        break;
       default:
         message.skip();
     }
   }
-  if (name.empty() || name.front() == '\0') return std::nullopt;
+  if (elsewhere || name.empty() || name.front() == '\0') return std::nullopt;
   name = name.substr(0, name.find('\0'));
   return name.starts_with('/') ? name : fmt::format("{}/{}", folder, name);
 }
+
+// A program has some thousands; each takes some hundred bytes of ours.
+constexpr std::size_t kMostNames = 1U << 21;
+// A program may have a million sockets, which are in the same list.
+constexpr std::size_t kMostOfList = 256U << 20;
 
 // `most`: bytes of files.img.
 Entries read_entries(const UniqueFd& criu_dir, std::size_t most) {
   using Wire = protozero::pbf_wire_type;
   Entries out;
   const auto take_file = [&](protozero::pbf_reader message) {
+    if (out.regular.size() + out.sockets.size() >= kMostNames) return;
     std::uint64_t type = 0;
     std::uint64_t id = 0;
     std::optional<protozero::pbf_reader> regular;
@@ -200,7 +210,8 @@ Entries read_entries(const UniqueFd& criu_dir, std::size_t most) {
     }
     if (type == kRegularType && regular) out.regular.emplace(id, parse_regular(*regular));
   };
-  out.whole = each_message(read_criu_image(criu_dir, kFilesImage, most), kFilesMagic, take_file);
+  out.whole = each_message(read_criu_image(criu_dir, kFilesImage, most), kFilesMagic, take_file) &&
+              out.regular.size() + out.sockets.size() < kMostNames;
   const auto take_remap = [&](protozero::pbf_reader message) {
     std::map<protozero::pbf_tag_type, std::uint64_t> fields;  // orig_id, remap_id, remap_type
     while (message.next()) {
@@ -254,9 +265,7 @@ std::map<protozero::pbf_tag_type, std::uint64_t> numbers_of(protozero::pbf_reade
 }  // namespace
 
 Result<OpenedFiles> OpenedFiles::read(const UniqueFd& criu_dir) {
-  // A program may have a million sockets.
-  constexpr std::size_t kMost = 1U << 30;
-  Entries entries = read_entries(criu_dir, kMost);
+  Entries entries = read_entries(criu_dir, kMostOfList);
   if (!entries.whole) return fail(unreadable(kFilesImage));
   OpenedFiles out;
   out.names_ = std::move(entries.sockets);
@@ -282,7 +291,7 @@ Result<std::vector<OpenedFile>> OpenedFiles::of(const UniqueFd& criu_dir, int nu
   };
   const auto each = [&](const std::string& name, std::uint32_t magic,
                         const auto& take) -> Result<void> {
-    if (each_message(read_criu_image(criu_dir, name, std::size_t{1} << 30), magic, take)) return {};
+    if (each_message(read_criu_image(criu_dir, name, kMostOfList), magic, take)) return {};
     return fail(unreadable(name));
   };
   std::uint64_t table = 0;

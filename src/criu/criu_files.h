@@ -38,7 +38,7 @@ struct OpenedFile {
 // or named by --external.
 class OpenedFiles {
  public:
-  // kImageCorrupt if CRIU's files cannot be parsed; here and below.
+  // kImageCorrupt if CRIU's files cannot be parsed, or name too many; here and below.
   static Result<OpenedFiles> read(const UniqueFd& criu_dir);
   // `number`: the process's in its PID namespace.
   Result<std::vector<OpenedFile>> of(const UniqueFd& criu_dir, int number) const;
