@@ -7,9 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -21,21 +19,6 @@ namespace {
 
 // As many as the kernel follows in one path (MAXSYMLINKS of linux/namei.h).
 constexpr int kMostLinks = 40;
-
-// The number by which a user namespace shows files of users that it does not know, root among them;
-// nothing where it knows all.
-std::optional<uid_t> unknown_owner() {
-  std::ifstream map("/proc/self/uid_map");
-  std::ifstream overflow("/proc/sys/kernel/overflowuid");
-  uid_t unknown = 0;
-  if (!(overflow >> unknown)) return std::nullopt;
-  std::uint64_t inside = 0;
-  std::uint64_t outside = 0;
-  std::uint64_t count = 0;
-  while (map >> inside >> outside >> count)
-    if (unknown >= inside && unknown - inside < count) return std::nullopt;
-  return unknown;
-}
 
 // Where users have no folders of their own: what only root can write there is root's.
 bool is_systems(std::string_view path) {
@@ -125,7 +108,7 @@ class Walk {
     return {};
   }
 
-  const std::optional<uid_t> unknown_ = unknown_owner();
+  const std::optional<uid_t> unknown_ = proc::unknown_owner();
   std::vector<std::string> rest_;
   std::string at_;  // without a slash at its end: empty for the root folder
   int links_ = 0;

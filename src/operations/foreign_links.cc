@@ -94,14 +94,16 @@ class Walk {
       end_.erase(end_.rfind('/'));
   }
 
-  // A file system that a program serves says of its files' owners what it likes.
-  static bool is_believed(const UniqueFd& link, const struct stat& info) {
+  // A file system that a program serves says of its files' owners what it likes. Where a user
+  // namespace does not know root, the program gets no rights but those of who restores.
+  bool is_believed(const UniqueFd& link, const struct stat& info) const {
     struct statfs system {};
-    return (info.st_uid == 0 || info.st_uid == ::geteuid()) &&
+    return (info.st_uid == 0 || info.st_uid == ::geteuid() || info.st_uid == unknown_) &&
            ::fstatfs(link.get(), &system) == 0 &&
            static_cast<std::uint32_t>(system.f_type) != FUSE_SUPER_MAGIC;
   }
 
+  std::optional<uid_t> unknown_ = proc::unknown_owner();
   std::vector<std::string> rest_;
   std::string end_;
   std::string foreign_;

@@ -249,7 +249,8 @@ TEST(RunBeside, LeavesNoThread) {
     thread_local const SlowEnd ends_with_the_thread;
     (void)&ends_with_the_thread;
   }));
-  EXPECT_EQ(ProcFs().threads(Pid{::getpid()}).size(), before);
+  // One of an earlier test may have been about to end.
+  EXPECT_LE(ProcFs().threads(Pid{::getpid()}).size(), before);
 }
 
 TEST(RunBeside, TakesNoSignals) {

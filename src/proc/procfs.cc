@@ -350,6 +350,19 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
   return boot + static_cast<std::int64_t>(start) / ticks;
 }
 
+std::optional<uid_t> unknown_owner() {
+  std::ifstream map("/proc/self/uid_map");
+  std::ifstream overflow("/proc/sys/kernel/overflowuid");
+  uid_t unknown = 0;
+  if (!(overflow >> unknown)) return std::nullopt;
+  std::uint64_t inside = 0;
+  std::uint64_t outside = 0;
+  std::uint64_t count = 0;
+  while (map >> inside >> outside >> count)
+    if (unknown >= inside && unknown - inside < count) return std::nullopt;
+  return unknown;
+}
+
 bool ProcFs::in_own_user_namespace() const {
   const auto map = read_file(AT_FDCWD, root_ + "/self/uid_map");
   if (!map) return false;

@@ -100,6 +100,10 @@ inline constexpr std::size_t kShortPath = 256;
 // kNotSupported before Linux 6.11.
 Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t address);
 
+// The number by which our user namespace shows files of users that it does not know, root among
+// them; nothing where it knows all.
+std::optional<uid_t> unknown_owner();
+
 class ProcFs {
  public:
   explicit ProcFs(std::string root = "/proc") : root_(std::move(root)) {}

@@ -144,7 +144,7 @@ ends_right() {
 }
 
 @test "memory that the program has made by cuMemCreate is the agent's where it is, with the program's handles" {
-  start_target vmm --size 64M
+  start_target vmm --size 64M --pause-ms 2
   attaches
   assert_equal "$(converted)" $((64 << 20))
   # What it has made since, it has exported, and that stays.
@@ -372,7 +372,7 @@ stands_still() {
 }
 
 @test "a call that came before the hooks is waited for before memory is touched" {
-  STASIS_SIM_FAULTS="allocate:delay=8s@60" start_target churn --size 256M --threads 1
+  STASIS_SIM_FAULTS="allocate:delay=6s@60" start_target churn --size 256M --threads 1
   wait_until 60 stands_still
   attaches
   assert_equal "$(json 'd["standstill_seconds"] > 1')" True "$out"

@@ -376,8 +376,18 @@ END
   refused 5 not-permitted restore --images-dir "$image" --detach
   assert_contains "$err" "is to be found by way of $theirs, a link of user 65534"
   rm "$theirs"
-  # A link of root leads where root wants.
+  # A link of root leads where root wants, also to a user whose namespace does not know root.
   ln -s "$theirs.kept" "$theirs"
+  local seen user=(setpriv --reuid 65533 --regid 65533 --clear-groups unshare --user --map-root-user)
+  if "${user[@]}" true; then
+    seen=$(mktemp -d)
+    cp -r "$image" "$seen"
+    chmod -R a+rX "$seen"
+    capture "${user[@]}" stasis inspect "$seen/image"
+    rm -r "$seen"
+    assert_contains "$out" "$seen/image"
+    [[ $out$err != *"a link of user"* ]] || { echo "$out$err" >&2; return 1; }
+  fi
   restore_it
   target_goes_on
   assert_equal "$(cat "$secret")" "what root has"
