@@ -378,14 +378,12 @@ END
   rm "$theirs"
   # A link of root leads where root wants, also to a user whose namespace does not know root.
   ln -s "$theirs.kept" "$theirs"
-  local seen user=(setpriv --reuid 65533 --regid 65533 --clear-groups unshare --user --map-root-user)
+  local way=$BATS_TEST_TMPDIR user=(setpriv --reuid 65533 --regid 65533 --clear-groups unshare --user --map-root-user)
   if "${user[@]}" true; then
-    seen=$(mktemp -d)
-    cp -r "$image" "$seen"
-    chmod -R a+rX "$seen"
-    capture "${user[@]}" stasis inspect "$seen/image"
-    rm -r "$seen"
-    assert_contains "$out" "$seen/image"
+    chmod -R a+rX "$image"
+    while [[ $way != / ]]; do chmod a+x "$way" && way=$(dirname "$way"); done
+    capture "${user[@]}" stasis inspect "$image"
+    assert_contains "$out" "$image"
     [[ $out$err != *"a link of user"* ]] || { echo "$out$err" >&2; return 1; }
   fi
   restore_it
