@@ -1,7 +1,6 @@
 #include "operations/neighbours.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,30 +76,30 @@ void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessI
   tell_of_held(env, neighbours(env, ours, {}).held_before);
 }
 
-Result<void> judge_neighbours_to_come(const Environment& env,
-                                      const std::vector<proc::ProcessInfo>& ours,
-                                      std::set<GpuUuid> gpus) {
+void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
+                                std::set<GpuUuid> gpus) {
   const Neighbours found = neighbours(env, ours, std::move(gpus));
-  std::vector<proc::ProcessInfo> ranks;
-  std::copy_if(found.held_before.begin(), found.held_before.end(), std::back_inserter(ranks),
-               is_rank);
-  if (!ranks.empty() && std::any_of(ours.begin(), ours.end(), is_rank)) {
-    return fail(
-        ErrorCode::kBusy,
-        fmt::format("on the same GPUs run ranks of another job that was suspended or restored "
-                    "before: process {}; kernels of ranks wait for each other, the GPU cannot be "
-                    "switched away from those of either job, and both would be lost (Xid 109)",
-                    named(ranks)),
-        "suspend that job first, or let this one come back to other GPUs (--device-map)");
-  }
   tell_of_held(env, found.held_before);
-  if (found.others.empty()) return {};
+  if (found.others.empty()) return;
   env.tell(fmt::format(
       "it comes back to a GPU that another program uses: process {}; from then on a kernel of it "
       "that takes more than some 4 s, as one does that waits for another rank, is lost with it "
       "when the GPU is to switch (Xid 109): end or suspend the other one first if it has such",
       named(found.others)));
-  return {};
+}
+
+Result<void> refuse_beside_ranks(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
+                                 std::set<GpuUuid> gpus) {
+  std::vector<proc::ProcessInfo> ranks = neighbours(env, ours, std::move(gpus)).held_before;
+  std::erase_if(ranks, [](const proc::ProcessInfo& one) { return !is_rank(one); });
+  if (ranks.empty() || std::none_of(ours.begin(), ours.end(), is_rank)) return {};
+  return fail(
+      ErrorCode::kBusy,
+      fmt::format("on the same GPUs run ranks of another job that was suspended or restored "
+                  "before: process {}; kernels of ranks wait for each other, the GPU cannot be "
+                  "switched away from those of either job, and both would be lost (Xid 109)",
+                  named(ranks)),
+      "suspend that job first, or let this one come back to other GPUs (--device-map)");
 }
 
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {

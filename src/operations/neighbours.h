@@ -19,13 +19,16 @@ namespace stasis {
 // use.
 void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours);
 
-// Before `ours` come back, also to `gpus`: tells of those, and of all others that run there, since
-// the GPU cannot be switched away from `ours` from then on. kBusy where `ours` are ranks of NCCL
-// and ranks of another job that were restored before run there: both jobs are lost then (two H200s,
-// driver 580.159.04, in the sixth of some cycles).
-Result<void> judge_neighbours_to_come(const Environment& env,
-                                      const std::vector<proc::ProcessInfo>& ours,
-                                      std::set<GpuUuid> gpus);
+// Before `ours` come back, also to `gpus`, and before a mover's context is made for that: tells of
+// those, and of all others that run there, since the GPU cannot be switched away from `ours` from
+// then on.
+void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
+                                std::set<GpuUuid> gpus);
+// kBusy where `ours` are ranks of NCCL, known by their sockets, and ranks of another job that were
+// restored before run there: both jobs are lost then (two H200s, driver 580.159.04, in the sixth of
+// some cycles).
+Result<void> refuse_beside_ranks(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
+                                 std::set<GpuUuid> gpus);
 
 // Where these come back.
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs);

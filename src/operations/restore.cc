@@ -153,6 +153,8 @@ class RestoreRun {
     STASIS_TRY(check_driver(env_.driver, manifest()));
     STASIS_TRY(direct_.come_back(env_));
     STASIS_TRY_ASSIGN(plan_, plan_gpus(env_, manifest(), old_gpus_, options_));
+    if (!options_.leave_suspended)
+      tell_of_neighbours_to_come(env_, {}, targets_of(plan_.needed, plan_.pairs));
     return {};
   }
 
@@ -329,7 +331,7 @@ class RestoreRun {
     STASIS_TRY(set_asked_state_of(to_set_later_, manifest().processes, lost_));
     STASIS_TRY(fault(FaultPoint::kRestoreAdopted));
     STASIS_TRY(env_.interrupt.check());
-    if (!options_.leave_suspended) STASIS_TRY(judge_neighbours());
+    if (!options_.leave_suspended) STASIS_TRY(refuse_ranks());
     phases_.begin("restore");
     if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
     direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
@@ -340,9 +342,9 @@ class RestoreRun {
   }
 
   // The kernel has the sockets of the ranks again, by which they are known.
-  Result<void> judge_neighbours() {
+  Result<void> refuse_ranks() {
     STASIS_TRY_ASSIGN(const auto tree, proc::ProcFs().tree(manifest().root));
-    return judge_neighbours_to_come(env_, tree, targets_of(plan_.needed, plan_.pairs));
+    return refuse_beside_ranks(env_, tree, targets_of(plan_.needed, plan_.pairs));
   }
 
   Result<void> bring_content_back() {

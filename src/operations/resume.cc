@@ -35,7 +35,9 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   if (from.empty()) from = gpus;
   STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(env.driver, options.gpu_map, from, gpus));
   STASIS_TRY(check_gpu_memory(needed, pairs, gpus));
-  STASIS_TRY(judge_neighbours_to_come(env, group.infos(), targets_of(needed, pairs)));
+  const auto targets = targets_of(needed, pairs);
+  STASIS_TRY(refuse_beside_ranks(env, group.infos(), targets));
+  tell_of_neighbours_to_come(env, group.infos(), targets);
   return pairs;
 }
 
