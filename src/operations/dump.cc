@@ -256,10 +256,12 @@ class DumpRun {
                   "a TCP connection that leads out of the job was opened during the dump",
                   "dump with --tcp-established to keep it, or --tcp-close to drop it");
     }
-    manifest_.criu_options.tcp_established = reach == proc::TcpReach::kWithin;
-    if (manifest_.criu_options.tcp_established)
+    if (reach == proc::TcpReach::kWithin)
       env_.tell(
           "the job's processes are connected with each other by TCP: --tcp-established is set");
+    else
+      manifest_.criu_options.network_lock = options_.criu.network_lock;
+    manifest_.criu_options.tcp_established = reach == proc::TcpReach::kWithin;
     return {};
   }
 
