@@ -14,11 +14,11 @@
 
 #include <fmt/format.h>
 
+#include "base/path_walk.h"
+#include "proc/procfs.h"
+
 namespace stasis {
 namespace {
-
-// As many as the kernel follows in one path (MAXSYMLINKS of linux/namei.h).
-constexpr int kMostLinks = 40;
 
 // Where users have no folders of their own: what only root can write there is root's.
 bool is_systems(std::string_view path) {
@@ -42,7 +42,7 @@ bool others_write(const struct stat& info, const std::string& path) {
 // was judged.
 class Walk {
  public:
-  explicit Walk(const std::string& path) { push(path); }
+  explicit Walk(const std::string& path) { push_names(path, rest_); }
 
   TrustedProgram run() {
     if (auto why = enter("/", {}); !why.empty()) return {{}, std::move(why)};
@@ -60,17 +60,6 @@ class Walk {
   }
 
  private:
-  // What comes next stands at the end.
-  void push(std::string_view path) {
-    std::vector<std::string> names;
-    while (!path.empty()) {
-      const std::size_t end = std::min(path.find('/'), path.size());
-      names.emplace_back(path.substr(0, end));
-      path.remove_prefix(std::min(end + 1, path.size()));
-    }
-    rest_.insert(rest_.end(), names.rbegin(), names.rend());
-  }
-
   // Empty if the name may be believed, which is the place to go on from then, or was a link.
   std::string enter(const std::string& next, const std::string& folder) {
     struct stat info = {};
@@ -103,7 +92,7 @@ class Walk {
     if (size <= 0) return fmt::format("{} cannot be read: {}", link, std::strerror(errno));
     target.resize(static_cast<std::size_t>(size));
     if (++links_ > kMostLinks) return fmt::format("{} is one of too many links", link);
-    push(target);
+    push_names(target, rest_);
     at_ = target.front() == '/' ? std::string() : folder;
     return {};
   }

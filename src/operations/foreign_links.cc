@@ -15,15 +15,13 @@
 
 #include <fmt/format.h>
 
+#include "base/path_walk.h"
 #include "base/printable.h"
 #include "criu/criu_files.h"
 #include "proc/procfs.h"
 
 namespace stasis {
 namespace {
-
-// As many as the kernel follows in one path (MAXSYMLINKS of linux/namei.h).
-constexpr int kMostLinks = 40;
 
 std::string text_of_link(int folder, const char* name) {
   std::string target(PATH_MAX, '\0');
@@ -35,7 +33,7 @@ std::string text_of_link(int folder, const char* name) {
 // Goes the way of a path by itself, over no link of another user.
 class Walk {
  public:
-  explicit Walk(std::string_view path) { push(path); }
+  explicit Walk(std::string_view path) { push_names(path, rest_); }
 
   // False at such a link; see foreign().
   bool run() {
@@ -59,7 +57,7 @@ class Walk {
       }
       if (++links_ > kMostLinks) return true;  // CRIU cannot follow them either
       const std::string target = text_of_link(next.get(), "");
-      push(target);
+      push_names(target, rest_);
       if (!target.starts_with('/')) continue;
       at = root();
       end_.clear();
@@ -74,17 +72,6 @@ class Walk {
   uid_t owner() const { return owner_; }
 
  private:
-  // What comes next stands at the end.
-  void push(std::string_view path) {
-    std::vector<std::string> names;
-    while (!path.empty()) {
-      const std::size_t end = std::min(path.find('/'), path.size());
-      names.emplace_back(path.substr(0, end));
-      path.remove_prefix(std::min(end + 1, path.size()));
-    }
-    rest_.insert(rest_.end(), names.rbegin(), names.rend());
-  }
-
   static UniqueFd root() { return UniqueFd(::open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)); }
 
   void enter(const std::string& name) {
@@ -94,8 +81,7 @@ class Walk {
       end_.erase(end_.rfind('/'));
   }
 
-  // A file system that a program serves says of its files' owners what it likes. Where a user
-  // namespace does not know root, the program gets no rights but those of who restores.
+  // A file system that a program serves says of its files' owners what it likes.
   bool is_believed(const UniqueFd& link, const struct stat& info) const {
     struct statfs system {};
     return (info.st_uid == 0 || info.st_uid == ::geteuid() || info.st_uid == unknown_) &&
@@ -103,7 +89,9 @@ class Walk {
            static_cast<std::uint32_t>(system.f_type) != FUSE_SUPER_MAGIC;
   }
 
-  std::optional<uid_t> unknown_ = proc::unknown_owner();
+  // In a namespace of one user root's links look like those of any other, and the program gets no
+  // rights but those of who restores.
+  std::optional<uid_t> unknown_ = proc::knows_one_user() ? proc::unknown_owner() : std::nullopt;
   std::vector<std::string> rest_;
   std::string end_;
   std::string foreign_;

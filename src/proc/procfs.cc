@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -350,17 +351,37 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
   return boot + static_cast<std::int64_t>(start) / ticks;
 }
 
-std::optional<uid_t> unknown_owner() {
+namespace {
+
+struct KnownUsers {
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+
+// As numbers inside of our user namespace.
+std::vector<KnownUsers> known_users() {
   std::ifstream map("/proc/self/uid_map");
+  std::vector<KnownUsers> out;
+  std::uint64_t outside = 0;
+  for (KnownUsers one; map >> one.first >> outside >> one.count;)
+    out.push_back(one);
+  return out;
+}
+
+}  // namespace
+
+std::optional<uid_t> unknown_owner() {
   std::ifstream overflow("/proc/sys/kernel/overflowuid");
   uid_t unknown = 0;
   if (!(overflow >> unknown)) return std::nullopt;
-  std::uint64_t inside = 0;
-  std::uint64_t outside = 0;
-  std::uint64_t count = 0;
-  while (map >> inside >> outside >> count)
-    if (unknown >= inside && unknown - inside < count) return std::nullopt;
+  for (const KnownUsers& one : known_users())
+    if (unknown >= one.first && unknown - one.first < one.count) return std::nullopt;
   return unknown;
+}
+
+bool knows_one_user() {
+  const auto users = known_users();
+  return users.size() == 1 && users.front().count == 1;
 }
 
 bool ProcFs::in_own_user_namespace() const {

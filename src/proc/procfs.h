@@ -103,6 +103,8 @@ Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t ad
 // The number by which our user namespace shows files of users that it does not know, root among
 // them; nothing where it knows all.
 std::optional<uid_t> unknown_owner();
+// Whether it knows one user alone, so that no process in it has another's rights.
+bool knows_one_user();
 
 class ProcFs {
  public:
