@@ -43,6 +43,9 @@ struct DumpRequest {
   // looks at the tree or touches it: what makes the tree ready may take as long as it likes. If it
   // fails, criu ends, and its error is returned as it is. May be empty.
   std::function<Result<void>()> on_ready = {};
+  // Looked at ten times a second after that, until the image is complete; an error ends criu, which
+  // may wait for ever for a process that was killed. May be empty.
+  std::function<Result<void>()> check = {};
 };
 
 // A descriptor that takes the place of a dumped file at restore; CRIU's --inherit-fd.

@@ -272,6 +272,8 @@ constexpr std::array kRules = {
              "restore on the same kind of processor"},
     CriuRule{"Cannot allocate memory", "", kOutOfHostMemory, "host memory ran out",
              "free memory on this machine"},
+    CriuRule{"Can't allocate ", " bytes", kOutOfHostMemory, "host memory ran out",  // seen
+             "free memory on this machine, or raise the limits (`ulimit -v`)"},
 
     // Namespaces and control groups.
     CriuRule{"can only be restored in a new pid namespace", "", kCriuFailed,

@@ -72,7 +72,11 @@ Result<void> Criu::dump(const DumpRequest& request,
   CriuLimits limits;
   limits.give_up = [&] { process.starve(); };
   limits.deadline = request.deadline;
-  limits.stop = [&] { return complete ? Result<void>() : interrupt.check(); };
+  limits.stop = [&]() -> Result<void> {
+    if (complete) return {};
+    STASIS_TRY(interrupt.check());
+    return begun && request.check ? request.check() : Result<void>();
+  };
   const CriuAnswer answer = converse(
       process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {

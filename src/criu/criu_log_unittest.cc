@@ -104,6 +104,8 @@ INSTANTIATE_TEST_SUITE_P(
               "SO_PASSCRED"},
         Known{"unix: Non-empty write queue on an in-flight socket 0xa66564", ErrorCode::kBusy,
               "accepted"},
+        Known{"pagemap-cache: pmc_init: Can't allocate 392424 bytes", ErrorCode::kOutOfHostMemory,
+              "ulimit"},
         Known{"Unknown clock type 9 for 0", ErrorCode::kCriuFailed, "CLOCK_BOOTTIME"},
         Known{"Inconsistent sched params received (6.0.0)", ErrorCode::kCriuFailed, "chrt"},
         Known{"Pid 13 do not match expected 12", ErrorCode::kPidInUse, "unshare"},

@@ -276,7 +276,8 @@ class DumpRun {
                               std::chrono::milliseconds(0),
                               options_.criu_log_level,
                               [this](Pid started) { return note_criu(*opened_->journal, started); },
-                              [this] { return stop_job(); }};
+                              [this] { return stop_job(); },
+                              [this] { return check_alive(); }};
     phases_.begin("criu start");
     auto dumped = criu_->dump(
         request, [this] { return complete_image(); }, env_.interrupt);
@@ -286,6 +287,22 @@ class DumpRun {
     if (!dumped && kept_from)
       return fail(proc::refusal_of_tiles(process_of(*kept_from), {*kept_from}));
     return dumped;
+  }
+
+  // Those that stand still for the dump do not end by themselves. Where one was killed CRIU fails
+  // at once or waits for ever.
+  Result<void> check_alive() {
+    constexpr std::chrono::seconds kGrace{2};
+    for (const GroupMember& member : group().members()) {
+      if (!member.initial || member.process.alive()) continue;
+      if (!dead_since_) dead_since_ = Clock::now();
+      if (Clock::now() - *dead_since_ < kGrace) return {};
+      return fail(
+          ErrorCode::kProcessGone,
+          fmt::format("process {} has ended while CRIU dumped it", member.process.pid().value),
+          "start it anew, or restore it from an earlier image");
+    }
+    return {};
   }
 
   // CRIU has started, and waits for this: until it has tried the kernel out the job runs.
@@ -624,6 +641,7 @@ class DumpRun {
   std::uint64_t direct_bytes_ = 0;
   bool asked_in_vain_ = false;  // the job could not be stopped
   bool keeps_own_connections_ = false;
+  std::optional<Clock::time_point> dead_since_;
   bool criu_was_asked_ = false;  // it has gone on with the tree at rest
   bool complete_ = false;
   AskedStates answers_;

@@ -250,3 +250,21 @@ driver_is_idle() { ! held_up; }
   done
 }
 has_ended() { [[ ! -e /proc/$1 ]] || grep -q '^State:.Z' "/proc/$1/status"; }
+
+# CRIU may wait for it for ever: here it is one that does not go on.
+@test "a program that is killed while CRIU dumps it does not hold the dump up" {
+  need_root "CRIU"
+  start_target host --size 96M --threads 3
+  STASIS_FAULT=checkpoint.after:stop timeout -k 5 60 stasis dump "$TARGET" --images-dir "$image" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  local tool criu status=0
+  at_end_kill $!
+  wait_until 60 eval 'tool=$(children_of $!) && grep -q "State:.*stopped" "/proc/$tool/status"'
+  criu=$(for one in $(children_of "$tool"); do [[ $(<"/proc/$one/comm") == criu* ]] && echo "$one"; done)
+  kill -STOP "$criu"
+  kill -KILL "$TARGET"
+  kill -CONT "$tool"
+  wait $! || status=$?
+  assert_equal "$status" 3 "$(<"$BATS_TEST_TMPDIR/err")"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/err")" "process $TARGET has ended"
+  no_image
+}
