@@ -120,6 +120,8 @@ class AgentClient {
     interrupt_ = interrupt;
     heeds_ = heeds;
   }
+  // From here on memory is brought back, and nothing of that can be left at the first.
+  void heed_second_only() { heeds_ = Heeds::kSecond; }
   // The target names its size, and how long its peer waits goes by that: kNotSupported if it is
   // more than all GPUs have together, in bytes, which is only asked where that can be.
   using GpuMemory = std::function<std::uint64_t()>;

@@ -187,6 +187,8 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
 Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   std::string messages;
   std::string remedies;
+  for (auto& agent : state.agents)
+    agent.heed_second_only();
   if (state.prefetch.any() && state.content.needs_image()) state.prefetch.collect();
   // The mover copies, because it needs no host memory; what it cannot do, the agents do. Only for
   // content of an image: the agents copy what is in their own buffers sooner.

@@ -331,6 +331,26 @@ END
   target_verifies
 }
 
+# stopped_below PID: its child has stopped itself.
+stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
+
+@test "a suspend that is interrupted when the ranks have given their memory up takes all of it back" {
+  local tool status=0
+  start_ranks 2
+  STASIS_FAULT=direct.detached:stop timeout -k 5 60 stasis suspend "$TARGET" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  tool=$!
+  wait_until 60 stopped_below "$tool"
+  kill -INT "$(pgrep -P "$tool")"
+  kill -CONT "$(pgrep -P "$tool")"
+  wait "$tool" || status=$?
+  assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/err")"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 @test "a tool is killed when one process has the shared memory back and another does not: none runs until recover" {
   local child
   start_ranks 2
