@@ -10,7 +10,8 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <memory>
+#include <mutex>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -34,24 +35,65 @@ constexpr std::uint64_t kWorthIt = 64U << 20;
 constexpr std::uint64_t kHostPiece = 1U << 20;
 static_assert(kHostPiece % kHostBlock == 0 && kHostBlock == kContentChunk);
 
-struct FreeBuffer {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
+// Memory for a piece each, aligned for direct I/O, which threads borrow. Not of the threads
+// themselves: glibc ends a process that has no memory left to note what a thread has to free.
+class PieceBuffers {
+ public:
+  class Borrowed {
+   public:
+    Borrowed(PieceBuffers& owner, std::byte* memory) : owner_(&owner), memory_(memory) {}
+    Borrowed(Borrowed&& other) noexcept
+        : owner_(other.owner_), memory_(std::exchange(other.memory_, nullptr)) {}
+    Borrowed& operator=(Borrowed&&) = delete;
+    ~Borrowed() {
+      if (memory_ != nullptr) owner_->give_back(memory_);
+    }
+    std::span<std::byte> first(std::uint64_t bytes) const {
+      return std::span(memory_, kHostPiece).first(bytes);
+    }
 
-// Of the calling thread, for a piece; aligned for direct I/O. Nothing if there is no memory.
-std::span<std::byte> own_buffer() {
-  thread_local const std::unique_ptr<std::byte, FreeBuffer> buffer(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kHostPiece)));
-  return {buffer.get(), buffer ? kHostPiece : 0};
-}
+   private:
+    PieceBuffers* owner_;
+    std::byte* memory_;
+  };
 
-Result<std::span<std::byte>> piece_buffer() {
-  const auto buffer = own_buffer();
-  if (buffer.empty())
+  PieceBuffers() = default;
+  PieceBuffers(const PieceBuffers&) = delete;
+  PieceBuffers& operator=(const PieceBuffers&) = delete;
+  ~PieceBuffers() {
+    while (free_ != nullptr)
+      std::free(std::exchange(free_, free_->next));
+  }
+
+  // kOutOfHostMemory. From any thread.
+  Result<Borrowed> borrow() {
+    if (std::byte* memory = take_free()) return Borrowed(*this, memory);
+    if (void* memory = std::aligned_alloc(4096, kHostPiece))
+      return Borrowed(*this, static_cast<std::byte*>(memory));
     return fail(ErrorCode::kOutOfHostMemory, "no memory to copy through",
                 "free some memory of this machine, or raise the limit of this cgroup");
-  return buffer;
-}
+  }
+
+ private:
+  // At the beginning of one that is free.
+  struct Free {
+    Free* next;
+  };
+
+  std::byte* take_free() {
+    const std::lock_guard lock(mutex_);
+    if (free_ == nullptr) return nullptr;
+    return reinterpret_cast<std::byte*>(std::exchange(free_, free_->next));
+  }
+
+  void give_back(std::byte* memory) {
+    const std::lock_guard lock(mutex_);
+    free_ = new (memory) Free{free_};
+  }
+
+  std::mutex mutex_;
+  Free* free_ = nullptr;
+};
 
 void add_pieces(std::size_t stream, std::uint64_t offset, const AddressRange& range,
                 std::vector<HostPiece>& pieces) {
@@ -140,11 +182,12 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
     total += content.streams()[stream].bytes;
   }
   const Span span(TraceKind::kImage, "fill host memory", {}, total);
+  PieceBuffers buffers;
   const auto write = [&](std::size_t i) -> Result<std::uint64_t> {
     const HostPiece& piece = pieces[i];
     // What was given up, or never was there, reads as zeros.
     if (is_zero(content, piece)) return piece.bytes;
-    STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+    STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
     const auto bytes = buffer.first(piece.bytes);
     STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
     STASIS_TRY(write_pages(*spaces.at(piece.stream), piece.address, bytes));
@@ -199,10 +242,11 @@ Result<std::uint64_t> HostMemory::look(
     total += piece.bytes;
   const Span span(TraceKind::kImage, "pre-copy host memory", {}, total);
   std::atomic<std::uint64_t> counted = 0;
+  PieceBuffers buffers;
   STASIS_TRY(run_parallel(pieces.size(), total, "pre-copy", env.progress, env.interrupt,
                           [&](std::size_t i) -> Result<std::uint64_t> {
                             const HostPiece& piece = pieces[i];
-                            STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+                            STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
                             const auto bytes = buffer.first(piece.bytes);
                             const Source& source = sources[piece.stream];
                             if (!read_pages(source.space, source.pagemap, piece.address, bytes))
@@ -293,10 +337,11 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
     STASIS_TRY(writer_->add_stream(source.space.pid(), offset, std::move(ranges)));
   }
   Span span(TraceKind::kImage, "save host memory", {}, bytes_);
+  PieceBuffers buffers;
   STASIS_TRY(run_parallel(pieces.size(), bytes_, "host memory", env.progress, env.interrupt,
                           [&](std::size_t i) -> Result<std::uint64_t> {
                             const HostPiece& piece = pieces[i];
-                            STASIS_TRY_ASSIGN(const auto buffer, piece_buffer());
+                            STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
                             const auto bytes = buffer.first(piece.bytes);
                             const Source& source = sources_[piece.stream];
                             STASIS_TRY(
