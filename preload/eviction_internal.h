@@ -102,6 +102,9 @@ struct Allocation {
   ShareKey key{};
   bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
   std::uint64_t number = next_number();
+
+  // It is another process's, and not this one's to free or to share.
+  bool is_opened() const { return opens > 0; }
 };
 
 // What the program has said of managed memory, to be said again; in the order in which it was.

@@ -387,7 +387,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   if (!allocation.physical)
     return free_of_driver(pointer, [&] { return driver().cuMemFree_v2(pointer); });
   // Another process's, which cuIpcCloseMemHandle gives up.
-  if (allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation.is_opened()) return CUDA_ERROR_INVALID_VALUE;
   if (const auto result = wait_for_work(allocation.context); result != CUDA_SUCCESS) return result;
   {
     const TablesLock lock;
@@ -483,7 +483,7 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
     if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
       *static_cast<bool*>(data) = at->second.sync_memops;
     // One byte of what may be an int, which the driver has set to 0.
-    if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && at->second.opens == 0)
+    if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && !at->second.is_opened())
       *static_cast<bool*>(data) = true;
   }
 }

@@ -58,7 +58,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
         mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
     if (at != tables().allocations.end() && pointer - at->first < at->second.asked) {
       // What another process shares with this one is not its own to share.
-      if (at->second.opens > 0) return CUDA_ERROR_INVALID_VALUE;
+      if (at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
       base = at->first;
     }
   }
@@ -78,7 +78,7 @@ namespace {
 // One that is open already, by its handle.
 std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
   auto at = tables().allocations.begin();
-  while (at != tables().allocations.end() && (at->second.opens == 0 || at->second.key != key))
+  while (at != tables().allocations.end() && (!at->second.is_opened() || at->second.key != key))
     ++at;
   return at;
 }
@@ -285,7 +285,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     const TablesLock lock;
     const auto at = tables().allocations.find(pointer);
     if (at != tables().allocations.end()) {
-      if (at->second.opens == 0) return CUDA_ERROR_INVALID_VALUE;
+      if (!at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
       if (at->second.opens > 1) {
         --at->second.opens;
         return CUDA_SUCCESS;
@@ -295,7 +295,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
       if (defer_in_capture(pointer, opened)) return CUDA_SUCCESS;
     }
   }
-  return opened.opens > 0 ? give_back(pointer, opened) : close_by_driver(pointer);
+  return opened.is_opened() ? give_back(pointer, opened) : close_by_driver(pointer);
 }
 
 }  // namespace stasis::preload::own

@@ -80,7 +80,8 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
   // As the driver says of what is not a node of the graph.
   if (is_captured(stream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   // Not of its beginning; or another process's, which cuIpcCloseMemHandle gives up.
-  if ((block && block->address != pointer) || allocation.opens > 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((block && block->address != pointer) || allocation.is_opened())
+    return CUDA_ERROR_INVALID_VALUE;
   const auto name = name_of(stream, per_thread);
   // A driver of before CUDA 12 has no numbers for streams: all work is waited for.
   if (!name && !driver().cuStreamGetId) return own::cuMemFree_v2(pointer);
