@@ -294,7 +294,8 @@ class DumpRun {
   Result<void> check_alive() {
     constexpr std::chrono::seconds kGrace{2};
     for (const GroupMember& member : group().members()) {
-      if (!member.initial || member.process.alive()) continue;
+      if (!member.initial) continue;
+      if (member.process.alive() && !proc::ProcFs().has_ended(member.process.pid())) continue;
       if (!dead_since_) dead_since_ = Clock::now();
       if (Clock::now() - *dead_since_ < kGrace) return {};
       return fail(

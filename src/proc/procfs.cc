@@ -248,6 +248,17 @@ std::vector<Tid> ProcFs::threads(Pid pid) const {
   return out;
 }
 
+bool ProcFs::has_ended(Pid pid) const {
+  const auto first = process(pid);
+  if (!first || !first->has_ended())
+    return !first && first.error().code == ErrorCode::kNoSuchProcess;
+  const auto all = threads(pid);
+  return std::all_of(all.begin(), all.end(), [&](const Tid& one) {
+    const auto known = thread(pid, one);
+    return !known || known->has_ended();
+  });
+}
+
 Result<ProcessInfo> ProcFs::thread(Pid pid, Tid thread) const {
   STASIS_TRY_ASSIGN(auto stat, read_of(root_, pid, fmt::format("task/{}/stat", thread.value)));
   return parse_own_stat(root_, stat);

@@ -124,6 +124,9 @@ class ProcFs {
 
   // The threads of a process; empty if it is gone.
   std::vector<Tid> threads(Pid pid) const;
+  // It runs no more. One that was killed while another traces its threads keeps them, and its
+  // pidfd does not say so, until the tracer has waited for each.
+  bool has_ended(Pid pid) const;
   // The same of a thread as process() says of a process. kNoSuchProcess; kIo also for a thread that
   // has ended.
   Result<ProcessInfo> thread(Pid pid, Tid thread) const;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -518,6 +519,33 @@ TEST(RealProc, Azombie) {
   auto details = ProcFs().details(child.pid());
   ASSERT_TRUE(details);
   EXPECT_TRUE(details->argv.empty());
+}
+
+TEST(RealProc, AKilledOneWhoseThreadsAreTracedHasEndedBeforeItsPidfdSaysSo) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const Child child([&] {
+    std::thread another([] { ::pause(); });
+    (void)!::write(ends[1], "x", 1);
+    ::pause();
+    another.join();
+  });
+  char byte = 0;
+  ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+  const auto threads = ProcFs().threads(child.pid());
+  ASSERT_EQ(threads.size(), 2U);
+  for (const Tid thread : threads)
+    ASSERT_EQ(::ptrace(PTRACE_SEIZE, thread.value, nullptr, nullptr), 0);
+  const auto pidfd = Pidfd::open(child.pid());
+  ASSERT_TRUE(pidfd);
+  EXPECT_FALSE(ProcFs().has_ended(child.pid()));
+  ::kill(child.pid().value, SIGKILL);
+  for (int i = 0; i < 500 && !ProcFs().has_ended(child.pid()); ++i)
+    ::usleep(10000);
+  EXPECT_TRUE(ProcFs().has_ended(child.pid()));
+  EXPECT_TRUE(pidfd->alive());
+  for (const Tid thread : threads)
+    if (thread.value != child.pid().value) ::waitpid(thread.value, nullptr, __WALL);
 }
 
 TEST(RealProc, AnEndedProcess) {
