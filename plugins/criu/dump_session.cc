@@ -24,6 +24,7 @@
 #include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
+#include "direct/shared_memory.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
 #include "gpu_record.h"
@@ -85,6 +86,7 @@ struct DumpSession::State {
   std::optional<Group> group;
   Interrupt interrupt;
   NoProgress progress;
+  SharedMemory shared;
 
   std::set<Pid> looked_at;
   bool asked_inside = false;
@@ -98,7 +100,9 @@ struct DumpSession::State {
   Result<void> lock(Pid root, milliseconds timeout);
   Result<void> enter_journal();
   Result<void> refuse_obstacles();
+  Result<void> give_up_shared(milliseconds timeout);
   Result<void> refuse_losses() const;
+  Result<void> refuse_late_losses() const;
   Result<void> replace_inherited(bool now);
   Result<void> refuse_late_workers();
   Result<void> refuse_tiles() const;
@@ -174,6 +178,8 @@ Result<void> DumpSession::State::refuse_obstacles() {
     }
   }
   STASIS_TRY_ASSIGN(auto found, find_obstacles(*driver, proc::ProcFs(), fresh));
+  // The agents do, or refuse it.
+  (void)drop_lifted(found, true);
   // Once, before anything is done: while the driver holds them it does not answer there.
   if (!std::exchange(asked_inside, true) && !ignores_obstacles()) {
     for (Obstacle& one : find_unknown_sharing(group->members(), driver->info().simulated)) {
@@ -200,16 +206,50 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   if (!has_cuda()) return {};
   auto done = enter_journal();
   // Once before anything is done, for what is refused.
-  for (const bool locked : {false, true}) {
-    if (done && locked) done = group->lock(timeout, interrupt);
-    // Once it is locked it gets no more from others.
-    if (done) done = refuse_losses();
-    if (done) done = replace_inherited(locked);
-  }
+  if (done) done = replace_inherited(false);
+  const auto start = Clock::now();
+  if (done) done = give_up_shared(timeout);
+  // What the gates have held back is locked at once.
+  const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - start);
+  if (done) done = group->lock(std::max(left, kLateLock), interrupt);
+  // Once it is locked it gets no more from others.
+  if (done) done = refuse_losses();
+  if (done) done = replace_inherited(true);
   if (!done && journal) {
     STASIS_TRY(roll_back());
   }
   return done;
+}
+
+// What the driver cannot restore, and agents can give up while their programs run.
+Result<void> DumpSession::State::give_up_shared(milliseconds timeout) {
+  auto done = shared.give_up({*driver, interrupt, progress, {}}, *group, timeout);
+  if (done || done.error().code == ErrorCode::kNotRolledBack) return done;
+  if (done.error().code != ErrorCode::kNotSupported) return done;
+  if (ignores_obstacles()) {
+    ignored.push_back(std::move(done.error().message));
+    return {};
+  }
+  done.error().remedy +=
+      fmt::format("; if you know better: {}=1 in criu's environment", kIgnoreVariable);
+  return done;
+}
+
+// Of processes that have begun to use CUDA since: CRIU holds their agents.
+Result<void> DumpSession::State::refuse_late_losses() const {
+  if (ignores_obstacles()) return {};
+  for (const GroupMember& member : group->members()) {
+    const Pid pid = member.process.pid();
+    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    const auto agent = direct::AgentClient::probe(pid);
+    if (agent && *agent && direct::is_away((*agent)->state)) continue;
+    if (!direct::AgentClient::says_it_shares(pid)) continue;
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("process {} has begun to share GPU memory with others just now", pid.value),
+        "dump once more");
+  }
+  return {};
 }
 
 // What agents say of the memory of their programs. Later CRIU holds their threads.
@@ -253,6 +293,7 @@ Result<void> DumpSession::State::refuse_late_workers() {
 
 Result<void> DumpSession::State::roll_back() {
   auto back = group->roll_back();
+  if (back) back = shared.take_back();
   if (back && journal) {
     journal->finish();
     journal.reset();
@@ -376,7 +417,8 @@ Result<void> DumpSession::State::checkpoint() {
   STASIS_TRY_ASSIGN(auto more, group->probe_again());
   group->leave_threads_alone();
   Result<void> done;
-  if (more) done = group->lock(kLateLock, interrupt);
+  if (more) done = refuse_late_losses();
+  if (done && more) done = group->lock(kLateLock, interrupt);
   // Once more: the lock may have taken seconds.
   looked_at.clear();
   if (done) done = refuse_obstacles();
@@ -398,7 +440,7 @@ Result<void> DumpSession::State::checkpoint() {
 }
 
 Result<void> DumpSession::checkpoint_tree() {
-  STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_));
+  STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_, Acting::kDriver));
   if (awake.empty()) return {};
   const auto limit = timeout(bytes_on_gpus(*state_->driver, *root_));
   const auto result = std::make_shared<Result<void>>();
@@ -451,7 +493,7 @@ Result<void> DumpSession::record_image() {
 
 Result<void> DumpSession::roll_back() {
   // Processes that CRIU could not hold answer by themselves.
-  STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_));
+  STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_, Acting::kDriverAndAgents));
   const auto result = std::make_shared<Result<void>>();
   const auto limit = timeout(bytes_in_host_memory(*root_));
   const bool in_time = proc::run_beside(
@@ -518,6 +560,10 @@ void DumpSession::settle() {
               done.error());
   }
   state_->group->dismiss();
+  if (auto back = state_->shared.take_back(); !back) {
+    well = false;
+    log_error("the processes were to end and live", back.error());
+  }
   if (well && state_->journal) {
     state_->journal->finish();
     state_->journal.reset();

@@ -15,10 +15,11 @@
 #include <fmt/format.h>
 
 #include "criu_api.h"
+#include "direct/shared_memory.h"
 
 namespace stasis::plugin {
 
-Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
+Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root, Acting acting) {
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(auto tree, procfs.tree(root));
   const int self = static_cast<int>(::syscall(SYS_gettid));
@@ -49,6 +50,11 @@ Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root) {
     if (!status || status->tracer != self) continue;
     STASIS_TRY_ASSIGN(auto woken, proc::AwakeThread::wake(info.pid, *thread));
     awake.push_back(std::move(woken));
+    if (acting == Acting::kDriver) continue;
+    for (const Tid agents : threads_that_take_back(info.pid)) {
+      STASIS_TRY_ASSIGN(auto another, proc::AwakeThread::wake(info.pid, agents));
+      awake.push_back(std::move(another));
+    }
   }
   return awake;
 }

@@ -11,10 +11,16 @@
 
 namespace stasis::plugin {
 
-// Wakes the restore thread of each CUDA process below `root` that this thread holds by ptrace, so
-// that the driver can act on them. Processes that no tracer holds need no waking. On an error all
-// are held as before.
-Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root);
+// Who is to act in the processes of a tree.
+enum class Acting {
+  kDriver,
+  kDriverAndAgents,  // where agents have to take again what they have given up
+};
+
+// Wakes the threads by which these act in each CUDA process below `root`, where this thread holds
+// them by ptrace. Processes that no tracer holds need no waking. On an error all are held as
+// before.
+Result<std::vector<proc::AwakeThread>> wake_tree(Driver& driver, Pid root, Acting acting);
 
 // Holds them all again. Returns the first error, after all were tried.
 Result<void> put_to_sleep(std::vector<proc::AwakeThread>& awake);

@@ -12,6 +12,7 @@
 
 #include "base/fd.h"
 #include "criu_api.h"
+#include "direct/shared_memory.h"
 #include "driver/gpu_plan.h"
 #include "held_tree.h"
 
@@ -60,6 +61,15 @@ Result<std::vector<GpuMapEntry>> wished_map() {
   auto entries = parse_gpu_map(map);
   if (!entries) return fail(std::move(entries.error()).within("while reading " + source));
   return entries;
+}
+
+// What the agents gave up before the dump, because the driver could not have restored it.
+Result<void> take_shared_back(Driver& driver, const Group& group) {
+  const Interrupt never;
+  NoProgress quiet;
+  SharedMemory shared;
+  STASIS_TRY(shared.find({driver, never, quiet, {}}, group));
+  return shared.take_back();
 }
 
 }  // namespace
@@ -149,7 +159,7 @@ int RestoreSession::resume(Pid pid) {
 
 Result<void> RestoreSession::resume_tree(Pid root) {
   known_.push_back(root);
-  STASIS_TRY_ASSIGN(auto awake, wake_tree(*driver_, root));
+  STASIS_TRY_ASSIGN(auto awake, wake_tree(*driver_, root, Acting::kDriverAndAgents));
   // The worker may have to be left behind, so what it uses is its own.
   struct Work {
     std::shared_ptr<Driver> driver;
@@ -208,7 +218,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
                     "see `dmesg` for messages of the NVIDIA driver");
       }
     }
-    return {};
+    return take_shared_back(*work->driver, group);
   };
   const auto limit = timeout(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(

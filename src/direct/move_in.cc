@@ -103,13 +103,17 @@ Result<void> attach_all(MemoryState& state) {
 }
 
 // The agents whose memory is away. A process that was stopped before anything was evicted runs on:
-// the content of its buffer is not that of its memory.
+// the content of its buffer is not that of its memory. But not before the others have again what
+// they share.
 Result<void> find_evicted(MemoryState& state, const Environment& env,
                           const std::vector<const Process*>& processes) {
   state.agents.clear();
   STASIS_TRY(state.agents.find_evicted(env, processes));
+  const bool any_misses =
+      std::any_of(state.agents.begin(), state.agents.end(),
+                  [](const AgentClient& agent) { return agent.detached_count() != 0; });
   for (auto& agent : state.agents) {
-    if (agent.state() != AgentState::kClosed || agent.detached_count() != 0) continue;
+    if (any_misses || agent.state() != AgentState::kClosed) continue;
     STASIS_TRY(agent.ask(AgentCommand::kOpen, 0, kMapping));
   }
   state.agents.drop_running();

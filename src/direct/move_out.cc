@@ -4,18 +4,16 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
 #include "direct/agent_lookup.h"
-#include "direct/gate_rank.h"
+#include "direct/hold_back.h"
 #include "direct/move_in.h"
 #include "direct/remote_memory.h"
 #include "direct/sharing.h"
@@ -306,43 +304,16 @@ class MoveOut {
     return {};
   }
 
-  // Closes all gates, and locks the processes of the group that have no agent, or nothing to move:
-  // a process that waits on its GPU for one whose gate is closed could not be locked later. Forgets
-  // processes that have ended.
-  Result<void> hold_back() {
-    std::deque<GateRank> ranks;
-    Group::Gates gates;
-    for (AgentClient& agent : agents_)
-      gates[agent.pid()] = &ranks.emplace_back(agent);
-    auto done = group_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
+  Result<void> hold_back_settled() {
+    const auto standing = [&](bool still) {
       if (still)
         phases_.stands_still();
       else
         phases_.runs();
-    });
-    if (!done) return done;
-    agents_.drop_ended();
-    return agents_.check_sizes(env_.driver);
-  }
-
-  // The same, at a moment at which what the processes say of their shared memory agrees. With every
-  // tensor a queue of PyTorch's has a handle on its way.
-  Result<void> hold_back_settled() {
-    const auto start = Clock::now();
-    for (;;) {
-      STASIS_TRY(hold_back());
-      if (options_.ignore_obstacles) return {};
-      STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
-      if (!may_settle(shares) || since(start) >= kHandOver) return {};
-      for (AgentClient& agent : agents_) {
-        auto opened = agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce);
-        if (!opened && agent.pidfd().alive()) return opened;
-      }
-      phases_.runs();
-      group_.forget_gates();
-      STASIS_TRY(env_.interrupt.check());
-      std::this_thread::sleep_for(kHandOverPause);
-    }
+    };
+    return options_.ignore_obstacles
+               ? hold_back(env_, group_, agents_, options_.timeout, standing)
+               : stasis::hold_back_settled(env_, group_, agents_, options_.timeout, standing);
   }
 
   // With the gates closed.

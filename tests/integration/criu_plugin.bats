@@ -8,9 +8,11 @@
 
 load helpers
 load stasis_lib
+load agent_target_lib
 
 setup() {
   setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
   need_root "CRIU"
   plugin=$STASIS_BUILD/lib/stasis/criu
   [[ -e $plugin/cuda_plugin.so ]] || {
@@ -711,6 +713,19 @@ close_folders() {
   unharmed
 }
 
+# killed_while_it_works CALL VERB ARGUMENT...: criu, in that call of the driver for the last rank.
+killed_while_it_works() {
+  local call=$1 verb=$2 tool
+  shift 2
+  (STASIS_SIM_FAULTS="$call:delay=60s pid=${CHILDREN[1]}" exec "$(real_criu)" "$verb" "$@" \
+    --images-dir "$image" --log-file "$verb.log" --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 works_on_it "$tool"
+  kill -KILL "$tool"
+  wait "$tool" || true
+}
+
 @test "stuck: criu is killed while the GPU memory comes back" {
   start_tree --size 8M
   dump_target
@@ -741,12 +756,98 @@ close_folders() {
   nothing_left
 }
 
-@test "memory that a program's agent says is another process's: refused, as the driver could not restore it" {
-  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target collective --children 2 --size 4M --pause-ms 2 --sharing
+# start_ranks COUNT [ARGUMENT...]: processes that write into each other's GPU memory.
+start_ranks() {
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so \
+    start_target collective --children "$1" --size 4M --pause-ms 2 --sharing "${@:2}"
   mapfile -t CHILDREN < <(children_of "$TARGET")
+  assert_equal "${#CHILDREN[@]}" "$1"
   at_end_kill "${CHILDREN[@]}"
   target_goes_on
-  criu_fails dump --tree "$TARGET" --network-lock skip
-  logged dump "shared with"
+}
+
+@test "ranks that write into each other's memory go there and back, again and again" {
+  local i
+  start_ranks 2
+  for ((i = 0; i < 3; ++i)); do
+    dump_target --network-lock skip
+    gpu_is_free
+    restore_target
+    logged restore "2 process(es) restored"
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+    nothing_left
+    rm -rf "$image"
+    mkdir "$image"
+  done
+  criu_does dump --tree "$TARGET" --network-lock skip --leave-running
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  in_state running "${CHILDREN[@]}"
+  nothing_left
+  restored_verifies 3
+}
+
+@test "ranks that share memory of the host's, too, also if the dump fails at any step" {
+  local fault
+  start_ranks 2 --of-host
+  for fault in "lock:timeout pid=${CHILDREN[1]}" "checkpoint:error=801 pid=${CHILDREN[1]}"; do
+    STASIS_SIM_FAULTS=$fault criu_fails dump --tree "$TARGET" --network-lock skip --timeout 4
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+    nothing_left
+  done
+  # CRIU means to end them, and does not.
+  script post-dump "exit 3"
+  criu_fails dump --tree "$TARGET" --network-lock skip --action-script "$BATS_TEST_TMPDIR/script"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+  dump_target --network-lock skip
+  restore_target
+  target_goes_on
+  restored_verifies 3
+}
+
+@test "stuck: criu is killed when ranks have given up what they share, and when they are about to take it again" {
+  start_ranks 2
+  killed_while_it_works checkpoint dump --tree "$TARGET" --network-lock skip
+  done_by recover --all
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+  rm -rf "$image"
+  mkdir "$image"
+  dump_target --network-lock skip
+  killed_while_it_works restore restore --restore-detached
+  done_by recover --all
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+  restored_verifies 3
+}
+
+@test "memory that a child has open by CUDA IPC goes there and back" {
+  local go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  touch "$go"
+  wait_until 60 test -s "$go.done"
+  dump_target
+  restore_target
+  target_goes_on
+  # The child closes it, and another opens it anew.
+  rm "$go"
+  wait_until 60 test ! -e "$go.done"
+  touch "$go"
+  wait_until 60 test -s "$go.done"
+  nothing_left
+  restored_verifies
+}
+
+@test "one of two ranks by itself: refused, as its agent could not take the other's memory again" {
+  start_ranks 2
+  criu_fails dump --tree "${CHILDREN[0]}" --network-lock skip --shell-job
+  logged dump "not in the tree"
   unharmed "${CHILDREN[@]}"
 }

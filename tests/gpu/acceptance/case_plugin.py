@@ -9,6 +9,7 @@ import time
 from . import plain_criu
 from .case_counter import Counter
 from .case_groups import TRANSPORTS, start_job
+from .case_sharing import ranks_of
 from .case_torch import require_torch
 from .core import case, expect, expect_equal
 
@@ -84,14 +85,18 @@ def wait_for_ports():
         time.sleep(0.2)
 
 
-def nccl(machine, settings):
+def nccl(machine, start):
     version = require_torch(machine)
     plugins = plain_criu.plugin_folder(machine)
-    target = start_job(machine, "ranks", settings)
+    target = start(machine)
     # NCCL's segments of shared memory have no name any more, and CRIU saves up to 1 MiB of such files.
     # Its connections are among the ranks alone, so nobody needs to be kept from them meanwhile.
     options = ("--tcp-established", "--ghost-limit", "128M", "--network-lock", "skip")
     dumps, restores = [], []
+    images = os.path.join(machine.work, "image")
+    staying = plain_criu.dump(machine, target.pid, images, plugins, "--leave-running", *options).seconds
+    target.wait_rounds(2)
+    machine.run("rm", "-rf", images)
     for number in range(NCCL_DUMPS):
         images = os.path.join(machine.work, f"image{number}")
         dumps.append(plain_criu.dump(machine, target.pid, images, plugins, *options).seconds)
@@ -100,11 +105,17 @@ def nccl(machine, settings):
         restores.append(plain_criu.restore(machine, images, plugins, *options).seconds)
         target.wait_rounds(2)
         machine.run("rm", "-rf", images)
-    return {"torch": version, "dump_seconds": dumps, "restore_seconds": restores,
+    return {"torch": version, "dump_seconds": dumps, "restore_seconds": restores, "leave_running_seconds": staying,
             "note": f"{NCCL_DUMPS} dump(s), {target.finish()} rounds of sums; dump {statistics.median(dumps):.1f} s, "
                     f"restore {statistics.median(restores):.1f} s"}
 
 
 for transport, wanted in TRANSPORTS.items():
     case(f"plugin.nccl.{transport}", simulated=False, needs=NEEDS + ("two gpus",))(
-        lambda machine, settings=wanted: nccl(machine, settings))
+        lambda machine, settings=wanted: nccl(machine, lambda one: start_job(one, "ranks", settings)))
+
+
+@case("plugin.nccl.defaults", simulated=False, needs=NEEDS + ("two gpus",))
+def defaults(machine):
+    """Under the agent, which gives up what the ranks share and takes it again."""
+    return nccl(machine, lambda one: ranks_of(one, "ranks", "--all-calls"))

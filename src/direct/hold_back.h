@@ -1,0 +1,28 @@
+// Closes the gates of a group's agents, at a moment at which what its processes say of the memory
+// that they share agrees. One thread at a time.
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "checkpoint/group.h"
+#include "direct/agent_set.h"
+#include "direct/environment.h"
+
+namespace stasis {
+
+// Whether their processes stand still is told.
+using Standing = std::function<void(bool)>;
+
+// Closes all gates, and locks the processes of the group that have no agent in `agents`: a process
+// that waits on its GPU for one whose gate is closed could not be locked later. Forgets processes
+// that have ended. `timeout` zero: no deadline. kTimeout, kInterrupted: all run.
+Result<void> hold_back(const Environment& env, Group& group, AgentSet& agents,
+                       std::chrono::milliseconds timeout, const Standing& standing);
+
+// The same, and tries again, for kHandOver, as long as may_settle(): with every tensor a queue of
+// PyTorch's has a handle on its way.
+Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& agents,
+                               std::chrono::milliseconds timeout, const Standing& standing);
+
+}  // namespace stasis

@@ -1,0 +1,99 @@
+#include "direct/shared_memory.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "direct/agent_lookup.h"
+#include "direct/hold_back.h"
+#include "direct/sharing.h"
+
+namespace stasis {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::AgentState;
+
+namespace {
+
+std::vector<const Process*> running(const Group& group) {
+  std::vector<const Process*> processes;
+  for (const GroupMember& member : group.members())
+    if (member.initial == CudaState::kRunning && member.process.alive())
+      processes.push_back(&member.process);
+  return processes;
+}
+
+}  // namespace
+
+Result<bool> SharedMemory::is_lost() {
+  bool lost = false;
+  for (AgentClient& agent : agents_) {
+    STASIS_TRY_ASSIGN(const bool one, is_lost_by_driver(agent));
+    lost = lost || one;
+  }
+  return lost;
+}
+
+// What no agent takes again.
+Result<void> SharedMemory::refuse(const Environment& env, const Group& group) {
+  STASIS_TRY(refuse_shared(env, agents_.driver_shares(), false));
+  STASIS_TRY(refuse_multicast(agents_));
+  STASIS_TRY(refuse_managed(agents_));
+  STASIS_TRY(refuse_late_sharing(env, group, agents_, false));
+  STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
+  return check_sharing(shares);
+}
+
+Result<void> SharedMemory::give_up(const Environment& env, Group& group,
+                                   std::chrono::milliseconds timeout) {
+  auto done = agents_.find_running(env, running(group));
+  Result<bool> lost = false;
+  if (done) lost = is_lost();
+  if (!done || !lost || !*lost) {
+    agents_.clear();
+    if (!done) return done;
+    return lost ? Result<void>() : fail(std::move(lost.error()));
+  }
+  done = hold_back_settled(env, group, agents_, timeout, [](bool) {});
+  if (done) done = refuse(env, group);
+  if (done) done = detach_all(agents_, {});
+  if (done) return {};
+  group.forget_gates();
+  auto back = take_back();
+  return back ? done : back;
+}
+
+Result<void> SharedMemory::find(const Environment& env, const Group& group) {
+  auto closed = running(group);
+  std::erase_if(closed, [](const Process* process) {
+    return threads_that_take_back(process->pid()).empty();
+  });
+  return agents_.find_evicted(env, closed);
+}
+
+Result<void> SharedMemory::take_back() {
+  AgentSet none;
+  for (AgentClient& agent : agents_)
+    agent.heed_second_only();
+  agents_.drop_ended();
+  auto done = attach_all(agents_, none, {});
+  if (done) done = agents_.open();
+  agents_.drop_ended();
+  if (!done && !agents_.empty()) {
+    done.error().code = ErrorCode::kNotRolledBack;
+    done.error().remedy = fmt::format("`stasis recover {}`", agents_.begin()->pid().value);
+  }
+  const bool left = !agents_.empty();
+  agents_.clear();
+  return left ? done : Result<void>();
+}
+
+std::vector<Tid> threads_that_take_back(Pid pid) {
+  const auto seen = AgentClient::probe(pid);
+  if (!seen || !*seen || !(*seen)->of_our_version || (*seen)->state != AgentState::kClosed)
+    return {};
+  return agents_threads(pid);
+}
+
+}  // namespace stasis
