@@ -24,9 +24,9 @@
 #include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
-#include "direct/shared_memory.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
+#include "direct/unrestorable_memory.h"
 #include "gpu_record.h"
 #include "held_tree.h"
 #include "proc/parking.h"
@@ -86,7 +86,8 @@ struct DumpSession::State {
   std::optional<Group> group;
   Interrupt interrupt;
   NoProgress progress;
-  SharedMemory shared;
+  UnrestorableMemory unrestorable;
+  bool all_restorable = false;  // what agents can give up is gone now, or was not there
 
   std::set<Pid> looked_at;
   bool asked_inside = false;
@@ -100,14 +101,14 @@ struct DumpSession::State {
   Result<void> lock(Pid root, milliseconds timeout);
   Result<void> enter_journal();
   Result<void> refuse_obstacles();
-  Result<void> give_up_shared(milliseconds timeout);
+  Result<void> give_up_unrestorable(milliseconds timeout);
   Result<void> refuse_losses() const;
   Result<void> refuse_late_losses() const;
   Result<void> replace_inherited(bool now);
   Result<void> refuse_late_workers();
   Result<void> refuse_tiles() const;
   Result<void> checkpoint();
-  Result<void> roll_back();
+  Result<void> roll_back(Stillness::Keeper keeper);
   bool has_cuda() const { return group && group->cuda_count() > 0; }
 };
 
@@ -179,7 +180,7 @@ Result<void> DumpSession::State::refuse_obstacles() {
   }
   STASIS_TRY_ASSIGN(auto found, find_obstacles(*driver, proc::ProcFs(), fresh));
   // The agents do, or refuse it.
-  (void)drop_lifted(found, true);
+  (void)drop_lifted(found, all_restorable);
   // Once, before anything is done: while the driver holds them it does not answer there.
   if (!std::exchange(asked_inside, true) && !ignores_obstacles()) {
     for (Obstacle& one : find_unknown_sharing(group->members(), driver->info().simulated)) {
@@ -208,7 +209,8 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   // Once before anything is done, for what is refused.
   if (done) done = replace_inherited(false);
   const auto start = Clock::now();
-  if (done) done = give_up_shared(timeout);
+  if (done) done = give_up_unrestorable(timeout);
+  all_restorable = true;
   // What the gates have held back is locked at once.
   const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - start);
   if (done) done = group->lock(std::max(left, kLateLock), interrupt);
@@ -216,14 +218,14 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   if (done) done = refuse_losses();
   if (done) done = replace_inherited(true);
   if (!done && journal) {
-    STASIS_TRY(roll_back());
+    STASIS_TRY(roll_back(Stillness::Keeper::kParking));
   }
   return done;
 }
 
 // What the driver cannot restore, and agents can give up while their programs run.
-Result<void> DumpSession::State::give_up_shared(milliseconds timeout) {
-  auto done = shared.give_up({*driver, interrupt, progress, {}}, *group, timeout);
+Result<void> DumpSession::State::give_up_unrestorable(milliseconds timeout) {
+  auto done = unrestorable.give_up({*driver, interrupt, progress, {}}, *group, timeout);
   if (done || done.error().code == ErrorCode::kNotRolledBack) return done;
   if (done.error().code != ErrorCode::kNotSupported) return done;
   if (ignores_obstacles()) {
@@ -291,9 +293,9 @@ Result<void> DumpSession::State::refuse_late_workers() {
               "dump once more");
 }
 
-Result<void> DumpSession::State::roll_back() {
+Result<void> DumpSession::State::roll_back(Stillness::Keeper keeper) {
   auto back = group->roll_back();
-  if (back) back = shared.take_back();
+  if (back) back = unrestorable.take_back(keeper);
   if (back && journal) {
     journal->finish();
     journal.reset();
@@ -343,7 +345,8 @@ Result<void> DumpSession::lock_tree() {
         const std::scoped_lock guard(state->mutex);
         *result = std::move(done);
         state->lock_ended = true;
-        if (state->given_up && *result && state->group) (void)state->roll_back();
+        if (state->given_up && *result && state->group)
+          (void)state->roll_back(Stillness::Keeper::kParking);
       },
       time.in_all);
   {
@@ -496,8 +499,9 @@ Result<void> DumpSession::roll_back() {
   STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_, Acting::kDriverAndAgents));
   const auto result = std::make_shared<Result<void>>();
   const auto limit = timeout(bytes_in_host_memory(*root_));
+  const auto keeper = awake.empty() ? Stillness::Keeper::kParking : Stillness::Keeper::kTracer;
   const bool in_time = proc::run_beside(
-      awake, [state = state_, result] { *result = state->roll_back(); }, limit);
+      awake, [state = state_, result, keeper] { *result = state->roll_back(keeper); }, limit);
   auto asleep = put_to_sleep(awake);
   if (!in_time) {
     const std::scoped_lock guard(state_->mutex);
@@ -560,7 +564,7 @@ void DumpSession::settle() {
               done.error());
   }
   state_->group->dismiss();
-  if (auto back = state_->shared.take_back(); !back) {
+  if (auto back = state_->unrestorable.take_back(Stillness::Keeper::kParking); !back) {
     well = false;
     log_error("the processes were to end and live", back.error());
   }

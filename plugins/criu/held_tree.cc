@@ -15,7 +15,7 @@
 #include <fmt/format.h>
 
 #include "criu_api.h"
-#include "direct/shared_memory.h"
+#include "direct/unrestorable_memory.h"
 
 namespace stasis::plugin {
 

@@ -12,7 +12,7 @@
 
 #include "base/fd.h"
 #include "criu_api.h"
-#include "direct/shared_memory.h"
+#include "direct/unrestorable_memory.h"
 #include "driver/gpu_plan.h"
 #include "held_tree.h"
 
@@ -64,12 +64,12 @@ Result<std::vector<GpuMapEntry>> wished_map() {
 }
 
 // What the agents gave up before the dump, because the driver could not have restored it.
-Result<void> take_shared_back(Driver& driver, const Group& group) {
+Result<void> take_unrestorable_back(Driver& driver, const Group& group) {
   const Interrupt never;
   NoProgress quiet;
-  SharedMemory shared;
-  STASIS_TRY(shared.find({driver, never, quiet, {}}, group));
-  return shared.take_back();
+  UnrestorableMemory unrestorable;
+  STASIS_TRY(unrestorable.find({driver, never, quiet, {}}, group));
+  return unrestorable.take_back(Stillness::Keeper::kTracer);
 }
 
 }  // namespace
@@ -218,7 +218,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
                     "see `dmesg` for messages of the NVIDIA driver");
       }
     }
-    return take_shared_back(*work->driver, group);
+    return take_unrestorable_back(*work->driver, group);
   };
   const auto limit = timeout(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(

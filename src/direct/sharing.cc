@@ -414,7 +414,8 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   return done;
 }
 
-Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads,
+                        Stillness::Keeper keeper) {
   std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
   for (AgentClient& agent : agents) {
     if (agent.detached_count() == 0 || !agent.pidfd().alive()) continue;
@@ -422,7 +423,7 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
   }
   if (missing.empty()) return {};
   fault_only(FaultPoint::kDirectAttach);
-  Stillness still;
+  Stillness still(keeper);
   for (auto& [agent, ids] : missing)
     STASIS_TRY(still.keep(*agent, threads));
   for (auto& [agent, ids] : missing)

@@ -37,7 +37,7 @@ Result<void> note_driver_threads(const AgentSet& agents,
 }
 
 Result<void> Stillness::keep(const direct::AgentClient& agent, const DriverThreads& threads) {
-  if (agent.managed_areas() == 0) return {};
+  if (agent.managed_areas() == 0 || keeper_ == Keeper::kTracer) return {};
   const Pid pid = agent.pid();
   const Span span(TraceKind::kDriver, "keep threads still", pid);
   const auto drivers = threads.find(pid);

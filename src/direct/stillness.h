@@ -32,7 +32,13 @@ Result<void> finish_stillness(const Environment& env, const Process& process);
 
 class Stillness {
  public:
-  Stillness() = default;
+  // Who keeps the threads still.
+  enum class Keeper {
+    kParking,  // this does
+    kTracer,   // a tracer already has them all, but those by which the driver and the agent act
+  };
+
+  explicit Stillness(Keeper keeper = Keeper::kParking) : keeper_(keeper) {}
   Stillness(const Stillness&) = delete;
   Stillness& operator=(const Stillness&) = delete;
   ~Stillness() { (void)end(); }
@@ -47,6 +53,7 @@ class Stillness {
   Result<void> end();
 
  private:
+  Keeper keeper_;
   std::vector<Pid> kept_;
 };
 

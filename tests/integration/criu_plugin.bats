@@ -828,6 +828,26 @@ start_ranks() {
   restored_verifies 3
 }
 
+@test "managed memory of programs with the agent goes there and back, also if the dump fails" {
+  LD_PRELOAD=$agent start_target managed --size 64M --pause-ms 5
+  criu_does dump --tree "$TARGET" --leave-running
+  target_goes_on
+  STASIS_SIM_FAULTS=checkpoint:error=801 criu_fails dump --tree "$TARGET"
+  in_state running
+  target_goes_on
+  script post-dump "exit 3"
+  criu_fails dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
+  in_state running
+  target_goes_on
+  nothing_left
+  dump_target
+  gpu_is_free
+  restore_target
+  target_goes_on
+  nothing_left
+  restored_verifies
+}
+
 @test "memory that a child has open by CUDA IPC goes there and back" {
   local go=$BATS_TEST_TMPDIR/go
   start_doing share "$go"

@@ -1,4 +1,4 @@
-#include "direct/shared_memory.h"
+#include "direct/unrestorable_memory.h"
 
 #include <utility>
 
@@ -26,45 +26,45 @@ std::vector<const Process*> running(const Group& group) {
 
 }  // namespace
 
-Result<bool> SharedMemory::is_lost() {
-  bool lost = false;
+Result<bool> UnrestorableMemory::is_any() {
+  bool any = false;
   for (AgentClient& agent : agents_) {
-    STASIS_TRY_ASSIGN(const bool one, is_lost_by_driver(agent));
-    lost = lost || one;
+    STASIS_TRY_ASSIGN(const bool shared, is_lost_by_driver(agent));
+    any = any || shared || agent.managed_areas() != 0;
   }
-  return lost;
+  return any;
 }
 
 // What no agent takes again.
-Result<void> SharedMemory::refuse(const Environment& env, const Group& group) {
+Result<void> UnrestorableMemory::refuse(const Environment& env, const Group& group) {
   STASIS_TRY(refuse_shared(env, agents_.driver_shares(), false));
   STASIS_TRY(refuse_multicast(agents_));
-  STASIS_TRY(refuse_managed(agents_));
   STASIS_TRY(refuse_late_sharing(env, group, agents_, false));
   STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
   return check_sharing(shares);
 }
 
-Result<void> SharedMemory::give_up(const Environment& env, Group& group,
-                                   std::chrono::milliseconds timeout) {
+Result<void> UnrestorableMemory::give_up(const Environment& env, Group& group,
+                                         std::chrono::milliseconds timeout) {
   auto done = agents_.find_running(env, running(group));
-  Result<bool> lost = false;
-  if (done) lost = is_lost();
-  if (!done || !lost || !*lost) {
+  Result<bool> any = false;
+  if (done) any = is_any();
+  if (!done || !any || !*any) {
     agents_.clear();
     if (!done) return done;
-    return lost ? Result<void>() : fail(std::move(lost.error()));
+    return any ? Result<void>() : fail(std::move(any.error()));
   }
   done = hold_back_settled(env, group, agents_, timeout, [](bool) {});
   if (done) done = refuse(env, group);
-  if (done) done = detach_all(agents_, {});
+  if (done) done = note_driver_threads(agents_, running(group), driver_threads_);
+  if (done) done = detach_all(agents_, driver_threads_);
   if (done) return {};
   group.forget_gates();
-  auto back = take_back();
+  auto back = take_back(Stillness::Keeper::kParking);
   return back ? done : back;
 }
 
-Result<void> SharedMemory::find(const Environment& env, const Group& group) {
+Result<void> UnrestorableMemory::find(const Environment& env, const Group& group) {
   auto closed = running(group);
   std::erase_if(closed, [](const Process* process) {
     return threads_that_take_back(process->pid()).empty();
@@ -72,12 +72,12 @@ Result<void> SharedMemory::find(const Environment& env, const Group& group) {
   return agents_.find_evicted(env, closed);
 }
 
-Result<void> SharedMemory::take_back() {
+Result<void> UnrestorableMemory::take_back(Stillness::Keeper keeper) {
   AgentSet none;
   for (AgentClient& agent : agents_)
     agent.heed_second_only();
   agents_.drop_ended();
-  auto done = attach_all(agents_, none, {});
+  auto done = attach_all(agents_, none, driver_threads_, keeper);
   if (done) done = agents_.open();
   agents_.drop_ended();
   if (!done && !agents_.empty()) {
