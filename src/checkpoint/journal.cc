@@ -19,6 +19,7 @@
 #include "checkpoint/group.h"
 #include "checkpoint/state_file.h"
 #include "checkpoint/swap_record.h"
+#include "proc/proc_mount.h"
 
 namespace stasis {
 
@@ -191,6 +192,8 @@ std::string pid_namespace_mark() {
 }
 
 Result<std::string> journal_directory() {
+  // What is in it goes by numbers, and by the namespace that they are of.
+  STASIS_TRY(proc::check_proc_mount());
   std::string directory;
   const char* chosen = std::getenv("STASIS_STATE_DIR");
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");

@@ -23,6 +23,7 @@
 #include "job/registry.h"
 #include "operations/image_logs.h"
 #include "proc/cgroup.h"
+#include "proc/proc_mount.h"
 
 namespace stasis::cli {
 namespace {
@@ -307,6 +308,10 @@ std::vector<std::string> notes_of(const Collected& collected, bool verbose) {
                               collected.not_permitted,
                               ::geteuid() != 0 ? "; run as root to see them" : ""));
   }
+  if (proc::proc_hides_others())
+    out.emplace_back(
+        "/proc shows this user no processes of others (hidepid): there may be more that use CUDA; "
+        "run as root to see them");
   for (const Row& row : collected.rows) {
     if (row.state == "?")
       out.push_back(fmt::format("the state of process {}: {}", row.pid.value, row.reason));

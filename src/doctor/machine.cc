@@ -74,6 +74,7 @@ std::vector<Obstacle> examine_machine(const Result<std::unique_ptr<Driver>>& dri
         if (driver) gpu_bytes = gpu_memory_in_use(**driver, gpus);
       },
       [&] { probe_mps(folders, out); },
+      [&] { probe_proc(out); },
       [&] { probe_permissions(folders, out); },
       [&] { probe_criu(options.criu_path, interrupt, out); },
       [&] { probe_plugin(plugin_directories(), out); },

@@ -17,6 +17,7 @@
 #include "doctor/machine_parts.h"
 #include "proc/capabilities.h"
 #include "proc/cgroup.h"
+#include "proc/proc_mount.h"
 #include "proc/procfs.h"
 
 namespace stasis::doctor {
@@ -156,6 +157,19 @@ std::string limit_text(rlim_t value) {
 }
 
 }  // namespace
+
+void probe_proc(Obstacles& out) {
+  constexpr ObstacleId kId = "proc";
+  if (const auto mounted = proc::check_proc_mount(); !mounted)
+    out.push_back(from_error(Severity::kRed, kId, mounted.error()));
+  else if (proc::proc_hides_others())
+    out.push_back(yellow(kId,
+                         "/proc shows this user no processes of others (hidepid): neither `stasis "
+                         "ps` nor the checks see them, MPS of another user among them",
+                         "run as root, or join the group that may see them (gid= of the mount)"));
+  else
+    out.push_back(green(kId, "/proc is that of this PID namespace, and shows all processes"));
+}
 
 void probe_permissions(const KernelFolders& folders, Obstacles& out) {
   constexpr ObstacleId kId = "permissions";

@@ -48,6 +48,7 @@ void probe_plugin(const std::vector<std::string>& directories, Obstacles& out);
 std::vector<std::string> plugin_directories();
 
 // machine_kernel.cc
+void probe_proc(Obstacles& out);
 void probe_permissions(const KernelFolders& folders, Obstacles& out);
 void probe_kernel(const KernelFolders& folders, const std::string& release, Obstacles& out);
 void probe_clock(const KernelFolders& folders, Obstacles& out);

@@ -78,8 +78,7 @@ class KeptDirectories {
 };
 
 // Mounts of outside that come later, as an automounter makes them, are seen; none goes back.
-Result<void> set_up_mounts(std::vector<std::string> keep) {
-  STASIS_TRY_ASSIGN(auto state, journal_directory());
+Result<void> set_up_mounts(const std::string& state, std::vector<std::string> keep) {
   std::error_code none;
   const std::string here = std::filesystem::current_path(none).string();
   keep.push_back(state);
@@ -101,8 +100,11 @@ Result<void> set_up_mounts(std::vector<std::string> keep) {
 
 class Loop {
  public:
-  Loop(JobSpec spec, Channel outside, StreamEnds streams)
-      : spec_(std::move(spec)), outside_(std::move(outside)), streams_(std::move(streams)) {}
+  Loop(JobSpec spec, std::string state, Channel outside, StreamEnds streams)
+      : spec_(std::move(spec)),
+        state_(std::move(state)),
+        outside_(std::move(outside)),
+        streams_(std::move(streams)) {}
 
   [[noreturn]] void run() {
     sigset_t child;
@@ -110,7 +112,7 @@ class Loop {
     ::sigaddset(&child, SIGCHLD);
     ::sigprocmask(SIG_BLOCK, &child, nullptr);
     children_ = UniqueFd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
-    auto ready = set_up_mounts(spec_.keep);
+    auto ready = set_up_mounts(state_, spec_.keep);
     // So that the numbers of its terminals are free wherever it is restored. Where that cannot be,
     // it has none.
     if (::mount("stasis", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
@@ -311,6 +313,7 @@ class Loop {
   static constexpr std::size_t kRemembered = 4096;
 
   JobSpec spec_;
+  std::string state_;  // the state directory
   Channel outside_;
   StreamEnds streams_;
   UniqueFd children_;
@@ -339,6 +342,8 @@ Result<void> number_from_first() { return proc::go_on_after(kFirstNumber - 1); }
 
 Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
   STASIS_TRY_ASSIGN(auto ends, Channel::pair());
+  // Asked for here, where /proc is that of our numbers.
+  STASIS_TRY_ASSIGN(auto state, journal_directory());
   // Not fork() after unshare(): a process whose children have another PID namespace may not have
   // threads (EINVAL).
   const long pid = ::syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, 0, 0, 0, 0);
@@ -354,7 +359,7 @@ Result<Init> Init::start(JobSpec spec, StreamEnds streams) {
     for (const UniqueFd& stream : streams)
       kept.push_back(stream.get());
     close_all_but(kept);
-    Loop(std::move(spec), std::move(ends.second), std::move(streams)).run();
+    Loop(std::move(spec), std::move(state), std::move(ends.second), std::move(streams)).run();
   }
   Init init(static_cast<int>(pid), std::move(ends.first));
   ends.second.close();

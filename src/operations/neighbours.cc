@@ -41,6 +41,13 @@ Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInf
                                     [&](const GpuUse& one) { return gpus.contains(one.gpu); });
     if (!beside) continue;
     auto info = proc::ProcFs().process(pid);
+    // The driver knows of processes that this user is not shown.
+    if (!info && info.error().code == ErrorCode::kNotPermitted) {
+      proc::ProcessInfo& unseen = found.others.emplace_back();
+      unseen.pid = pid;
+      unseen.comm = "of another user";
+      continue;
+    }
     if (!info || info->comm == direct::kMoverName) continue;
     const auto agent = direct::AgentClient::probe(pid);
     const bool known = agent && *agent && (*agent)->of_our_version;

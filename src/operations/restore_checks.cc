@@ -183,6 +183,11 @@ Result<void> check_rights(const ImageReader& image) {
       fmt::format("restore with these (a container: --cap-add){}", kAsItsUser));
 }
 
+// A number is a thread's, or of a process that this user is not shown.
+static bool is_of_another(const Error& why) {
+  return why.code == ErrorCode::kThreadId || why.code == ErrorCode::kNotPermitted;
+}
+
 Result<void> check_numbers(const Manifest& manifest) {
   STASIS_TRY(may_choose_numbers());
   const proc::ProcFs procfs;
@@ -197,7 +202,7 @@ Result<void> check_numbers(const Manifest& manifest) {
     if (info && info->pid.value == ::getpid()) return fail(number_is_ours(manifest));
     if (info) return fail(pid_in_use(*info));
     if (info.error().code == ErrorCode::kNoSuchProcess) continue;
-    if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
+    if (!is_of_another(info.error())) return fail(std::move(info.error()));
     return fail(ErrorCode::kPidInUse,
                 fmt::format("the image needs process number {}, which is in use: {}",
                             record.pid.value, info.error().message),
@@ -210,7 +215,7 @@ Result<void> check_numbers(const Manifest& manifest) {
       auto info = procfs.process(Pid{thread.value});
       if (info) return fail(thread_in_use(thread, "it is process " + info->comm));
       if (info.error().code == ErrorCode::kNoSuchProcess) continue;
-      if (info.error().code != ErrorCode::kThreadId) return fail(std::move(info.error()));
+      if (!is_of_another(info.error())) return fail(std::move(info.error()));
       return fail(thread_in_use(thread, info.error().message));
     }
   }

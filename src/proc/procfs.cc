@@ -21,9 +21,12 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/proc_mount.h"
 
 namespace stasis::proc {
 namespace {
+
+constexpr std::string_view kRealProc = "/proc";
 
 Error no_such_process(Pid pid) {
   return Error{ErrorCode::kNoSuchProcess, fmt::format("there is no process {}", pid.value),
@@ -94,7 +97,8 @@ Error why_unread(const std::string& root, Pid pid, Error why) {
   }
   const bool vanished = why.code == ErrorCode::kNoSuchProcess ||
                         ::access(fmt::format("{}/{}", root, pid.value).c_str(), F_OK) != 0;
-  return vanished ? no_such_process(pid) : why;
+  if (!vanished) return why;
+  return root == kRealProc && is_hidden(pid) ? hidden(pid) : no_such_process(pid);
 }
 
 std::uint64_t boot_offset_ticks(const std::string& timens_offsets) {
@@ -125,7 +129,7 @@ std::uint64_t own_boot_offset_ticks() {
 
 Result<ProcessInfo> parse_own_stat(const std::string& root, const std::string& line) {
   auto info = parse_stat(line);
-  if (info && root == "/proc") info->start_ticks -= own_boot_offset_ticks();
+  if (info && root == kRealProc) info->start_ticks -= own_boot_offset_ticks();
   return info;
 }
 
@@ -169,6 +173,7 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
     return fail(ErrorCode::kUsage, fmt::format("{} is not a process number", pid.value),
                 "check the number; `stasis ps` lists the processes that use CUDA");
   }
+  if (root_ == kRealProc) STASIS_TRY(check_proc_mount());
   STASIS_TRY_ASSIGN(auto status, read_of(root_, pid, "status"));
   const std::string group = field(status, "Tgid");
   const int process = number<int>(group);
@@ -205,6 +210,7 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
 }
 
 Result<std::vector<ProcessInfo>> ProcFs::all() const {
+  if (root_ == kRealProc) STASIS_TRY(check_proc_mount());
   const DirectoryStream dir = list_open(root_);
   if (!dir) return fail(errno_error("cannot list " + root_, errno));
   std::vector<ProcessInfo> out;
@@ -234,7 +240,26 @@ Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
       if (seen.insert(it->second->pid).second) tree.push_back(*it->second);
     }
   }
+  if (root_ == kRealProc && proc_may_hide())
+    for (const ProcessInfo& info : tree)
+      STASIS_TRY(check_children(info.pid, seen));
   return tree;
+}
+
+// The kernel lists those, too, that it does not show.
+Result<void> ProcFs::check_children(Pid parent, const std::set<Pid>& seen) const {
+  for (const Tid thread : threads(parent)) {
+    const auto text = read_file(
+        AT_FDCWD, fmt::format("{}/{}/task/{}/children", root_, parent.value, thread.value));
+    std::istringstream numbers(text ? *text : std::string());
+    for (Pid child; numbers >> child.value;) {
+      if (seen.contains(child) || !is_hidden(child)) continue;
+      Error why = hidden(child);
+      why.message += fmt::format("; it is a child of process {}", parent.value);
+      return fail(std::move(why));
+    }
+  }
+  return {};
 }
 
 std::vector<Tid> ProcFs::threads(Pid pid) const {
@@ -358,7 +383,7 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
   const long ticks = ::sysconf(_SC_CLK_TCK);
   // The boot time is off by the same.
   const std::uint64_t start =
-      info.start_ticks + (root_ == "/proc" ? own_boot_offset_ticks() : std::uint64_t{0});
+      info.start_ticks + (root_ == kRealProc ? own_boot_offset_ticks() : std::uint64_t{0});
   return boot + static_cast<std::int64_t>(start) / ticks;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -110,8 +111,9 @@ class ProcFs {
  public:
   explicit ProcFs(std::string root = "/proc") : root_(std::move(root)) {}
 
-  // kNoSuchProcess if there is none. A thread's number is refused with kThreadId, naming its
-  // process: /proc/TID exists for threads too, though it is not listed.
+  // kNoSuchProcess if there is none, kNotPermitted if /proc hides it, kNotSupported if /proc is not
+  // that of this PID namespace (proc_mount.h), as all() says too. A thread's number is refused with
+  // kThreadId, naming its process: /proc/TID exists for threads too, though it is not listed.
   Result<ProcessInfo> process(Pid pid) const;
   // kNoSuchProcess, kNotPermitted.
   Result<ProcessDetails> details(Pid pid) const;
@@ -119,7 +121,8 @@ class ProcFs {
   // Every process, in no order; those that vanish meanwhile are left out.
   Result<std::vector<ProcessInfo>> all() const;
 
-  // `root` and all its descendants, parents before children. Zombies are included.
+  // `root` and all its descendants, parents before children. Zombies are included. kNotPermitted,
+  // too, if /proc hides one of them.
   Result<std::vector<ProcessInfo>> tree(Pid root) const;
 
   // The threads of a process; empty if it is gone.
@@ -192,6 +195,7 @@ class ProcFs {
  private:
   Result<std::uint64_t> own_capabilities(const char* set) const;
   Result<std::vector<InetSocket>> inet_sockets(Pid pid, std::string_view protocol) const;
+  Result<void> check_children(Pid parent, const std::set<Pid>& seen) const;
   // A figure of /proc/meminfo, in bytes.
   Result<std::uint64_t> meminfo(std::string_view key) const;
 

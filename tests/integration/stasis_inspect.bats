@@ -137,18 +137,6 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   [[ $out != *$'\e'* ]]
 }
 
-# Another user may come as far as the folder of this test, and to the program.
-let_others_in() {
-  local folder=$BATS_TEST_TMPDIR
-  chmod a+rx "$folder"
-  until [[ $folder == "$BATS_RUN_TMPDIR" || $folder == / ]]; do
-    folder=$(dirname "$folder")
-    chmod a+rx "$folder"
-  done
-  setpriv --reuid 65534 --regid 65534 --clear-groups test -x "$BATS_TEST_TMPDIR" -a -x "$(command -v stasis)" ||
-    skip "another user cannot come here"
-}
-
 # edited STATEMENTS: the manifest of a copy of the image is changed so; $edited is the copy.
 edited() {
   edited=$BATS_TEST_TMPDIR/edited

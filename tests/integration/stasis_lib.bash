@@ -93,6 +93,18 @@ real_criu() {
   echo "$path"
 }
 
+# Another user may come as far as the folder of this test, and to the program.
+let_others_in() {
+  local folder=$BATS_TEST_TMPDIR
+  chmod a+rx "$folder"
+  until [[ $folder == "$BATS_RUN_TMPDIR" || $folder == / ]]; do
+    folder=$(dirname "$folder")
+    chmod a+rx "$folder"
+  done
+  setpriv --reuid 65534 --regid 65534 --clear-groups test -x "$BATS_TEST_TMPDIR" -a -x "$(command -v stasis)" ||
+    skip "another user cannot come here"
+}
+
 # --- What is so.
 
 state_of() { cuda-checkpoint --get-state --pid "${1:-$TARGET}"; }
