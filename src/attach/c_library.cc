@@ -21,6 +21,10 @@ constexpr std::uint64_t kLargestThread = 16384;
 constexpr std::uint64_t kLargestLinkMap = 4096;
 constexpr std::uint64_t kLargestStaticSize = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMostLibraries = 4096;
+// Of the mappings of a library's file before the one that is looked for.
+constexpr int kMostPieces = 256;
+// A list that was forged can take hours.
+constexpr std::chrono::seconds kListTimeout{2};
 constexpr int kListTries = 100;
 constexpr std::chrono::milliseconds kListPause{1};
 constexpr std::uint64_t kMostCapacity = 8192;
@@ -56,9 +60,11 @@ Result<ElfImage> image_around(const MemoryReader& memory,
       std::upper_bound(mappings.begin(), mappings.end(), address,
                        [](std::uint64_t at, const proc::Mapping& one) { return at < one.start; });
   const auto last = std::make_reverse_iterator(after);
-  for (auto one = last; one != mappings.rend(); ++one) {
+  int pieces = 0;
+  for (auto one = last; one != mappings.rend() && pieces < kMostPieces; ++one) {
     if (one->inode != last->inode || one->device != last->device || one->path != last->path)
       continue;
+    ++pieces;
     auto image = ElfImage::read(memory, one->start);
     if (image && image->dynamic() == address) return image;
   }
@@ -145,9 +151,10 @@ Result<void> CLibrary::read_loader(const proc::AddressSpace& space, const Librar
   }
   // The program may be loading a library: what was read twice alike was not being changed.
   std::optional<Loaded> before;
-  Error last;
-  for (int tries = 0; tries < kListTries; ++tries) {
-    auto now = read_list(space, library, loader);
+  Error last{ErrorCode::kBusy, "it loads libraries all the time", "try again"};
+  const auto deadline = Clock::now() + kListTimeout;
+  for (int tries = 0; tries < kListTries && Clock::now() < deadline; ++tries) {
+    auto now = read_list(space, library, loader, deadline);
     if (now && before && *now == *before) {
       deepest = std::max(deepest, now->deepest);
       static_size_ = (deepest + kSurplus + kPage - 1) / kPage * kPage;
@@ -166,7 +173,8 @@ Result<void> CLibrary::read_loader(const proc::AddressSpace& space, const Librar
 }
 
 Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
-                                             const Library& library, const Library& loader) const {
+                                             const Library& library, const Library& loader,
+                                             Clock::time_point deadline) const {
   // struct r_debug of link.h: a version, the first library, a breakpoint's place, a state.
   using Debug = std::array<std::uint64_t, 4>;
   constexpr std::size_t kFirst = 1;
@@ -181,6 +189,7 @@ Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
   if (static_cast<std::uint32_t>((*debug)[kState]) != 0) return changing();
   Loaded out;
   bool seen_c_library = false;
+  std::uint64_t bytes = 0;
   std::uint64_t at = (*debug)[kFirst];
   for (std::uint64_t count = 0; at != 0; ++count) {
     LinkMap map{};
@@ -188,6 +197,7 @@ Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
     if (count == kMostLibraries || !memory(at, &map, sizeof map) ||
         !memory(at + map_offset_, &distance, sizeof distance))
       return unknown("its list of libraries has no end");
+    if (Clock::now() >= deadline) return unknown("its list of libraries takes too long to read");
     at = map.next;
     if (map.dynamic == library.image().dynamic()) seen_c_library = true;
     auto image = image_around(memory, mappings, map.dynamic);
@@ -200,6 +210,9 @@ Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
     if (!image || !image->thread_image()) return unknown("a library's storage has no image");
     const auto& own = *image->thread_image();
     if (own.memory_size > distance) return unknown("a library's storage has no room");
+    // No two lie in the same place.
+    bytes += own.file_size;
+    if (bytes > kLargestStaticSize) return unknown("the libraries' storage has no room");
     StaticThreadStorage storage{distance, std::vector<std::byte>(own.file_size)};
     if (!storage.image.empty() && !memory(own.address, storage.image.data(), storage.image.size()))
       return unknown("a library's storage cannot be read");

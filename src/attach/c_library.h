@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attach/libraries.h"
+#include "base/units.h"
 
 namespace stasis::attach {
 
@@ -88,7 +89,7 @@ class CLibrary {
   Result<void> read_loader(const proc::AddressSpace& space, const Library& library,
                            const Library& loader);
   Result<Loaded> read_list(const proc::AddressSpace& space, const Library& library,
-                           const Library& loader) const;
+                           const Library& loader, Clock::time_point deadline) const;
 
   std::uint64_t create_ = 0;
   std::uint64_t attr_init_ = 0;

@@ -406,8 +406,13 @@ class InsideCall {
 Result<Inside> Inside::open(Pid pid) {
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(const auto info, procfs.process(pid));
+  // Bound before it is looked at: a program that executes another one meanwhile, with more rights,
+  // is not taken for what it was.
+  auto bound = AddressSpace::open(pid);
   STASIS_TRY(check_process(pid, info));
-  STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
+  if (!bound) return fail(std::move(bound.error()));
+  AddressSpace space = std::move(*bound);
+  STASIS_TRY(fault(FaultPoint::kInsideChecked));
   const auto within = [&](Error why) {
     why.message = fmt::format("process {} is not to be looked into: {}", pid.value, why.message);
     return fail(std::move(why));
@@ -419,6 +424,7 @@ Result<Inside> Inside::open(Pid pid) {
         Error{ErrorCode::kNotSupported, "it has one thread, which its C library relies on"});
   }
   STASIS_TRY_ASSIGN(auto mappings, procfs.mappings(pid));
+  STASIS_TRY(space.check_current());
   if (auto fits = check_mappings(mappings); !fits) return within(std::move(fits.error()));
   auto library = CLibrary::read(space, mappings);
   if (!library) return within(std::move(library.error()));

@@ -21,10 +21,9 @@ std::string_view file_name(const proc::Mapping& mapping) {
 
 std::optional<std::uint64_t> Library::function(std::string_view name) const {
   const auto at = image_.function(name);
-  const bool is_code =
-      at && std::any_of(mappings_.begin(), mappings_.end(), [&](const proc::Mapping& mapping) {
-        return mapping.permissions == "r-xp" && mapping.start <= *at && *at < mapping.end;
-      });
+  const bool is_code = at && std::any_of(code_.begin(), code_.end(), [&](const Range& range) {
+                         return range.start <= *at && *at < range.end;
+                       });
   return is_code ? at : std::nullopt;
 }
 
@@ -37,22 +36,27 @@ Result<std::vector<Library>> find_libraries(
     const proc::AddressSpace& space, const std::vector<proc::Mapping>& mappings,
     const std::function<bool(std::string_view file_name)>& wanted) {
   std::vector<Library> out;
+  std::size_t images = 0;
   for (const proc::Mapping& first : mappings) {
     if (first.inode == 0 || first.path.empty() || first.path[0] != '/' || !wanted(file_name(first)))
       continue;
     auto image = ElfImage::read(reader_of(space), first.start);
     if (!image) continue;  // another part of it
-    std::vector<proc::Mapping> own;
+    if (++images > kMostImages) {
+      return fail(ErrorCode::kNotSupported,
+                  fmt::format("it maps more than {} files that are called {}", kMostImages,
+                              file_name(first)));
+    }
+    std::vector<Library::Range> code;
     for (const proc::Mapping& mapping : mappings) {
       if (mapping.inode == first.inode && mapping.device == first.device &&
-          mapping.start >= first.start && mapping.end <= image->end() + 4096)
-        own.push_back(mapping);
+          mapping.permissions == "r-xp" && mapping.start >= first.start &&
+          mapping.end <= image->end() + 4096)
+        code.push_back({mapping.start, mapping.end});
     }
     // One that a program has mapped to read it has no code.
-    if (std::none_of(own.begin(), own.end(),
-                     [](const proc::Mapping& mapping) { return mapping.permissions == "r-xp"; }))
-      continue;
-    out.emplace_back(std::move(*image), first.path, std::move(own));
+    if (code.empty()) continue;
+    out.emplace_back(std::move(*image), first.path, std::move(code));
   }
   return out;
 }

@@ -23,8 +23,12 @@ std::string_view file_name(const proc::Mapping& mapping);
 
 class Library {
  public:
-  Library(ElfImage image, std::string path, std::vector<proc::Mapping> mappings)
-      : image_(std::move(image)), path_(std::move(path)), mappings_(std::move(mappings)) {}
+  struct Range {
+    std::uint64_t start = 0;
+    std::uint64_t end = 0;
+  };
+  Library(ElfImage image, std::string path, std::vector<Range> code)
+      : image_(std::move(image)), path_(std::move(path)), code_(std::move(code)) {}
 
   const ElfImage& image() const { return image_; }
   const std::string& path() const { return path_; }
@@ -37,10 +41,13 @@ class Library {
  private:
   ElfImage image_;
   std::string path_;
-  std::vector<proc::Mapping> mappings_;  // of its file
+  std::vector<Range> code_;  // of its file
 };
 
-// Those whose file's name is accepted. kNotPermitted, kNoSuchProcess.
+// What a program may map of files with such names, each from its first page on.
+inline constexpr std::size_t kMostImages = 64;
+
+// Those whose file's name is accepted. kNotSupported if there are more than kMostImages.
 Result<std::vector<Library>> find_libraries(
     const proc::AddressSpace& space, const std::vector<proc::Mapping>& mappings,
     const std::function<bool(std::string_view file_name)>& wanted);

@@ -298,6 +298,14 @@ int main(int argc, char** argv) {
     ::execl("/proc/self/exe", argv[0], "exec", "again", nullptr);
     return 1;
   }
+  if (mode == "become") {  // another program, when it is asked to end
+    idle();
+    say();
+    while (!g_end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ::execl(argv[2], argv[2], "idle", nullptr);
+    return 1;
+  }
   static Cuda cuda;
   if (mode == "load") {
     const bool has_cuda = cuda.load();

@@ -206,13 +206,36 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   kill -0 "$TARGET"
 }
 
+@test "a program that becomes one with more rights when it was just looked at is left alone" {
+  need_root "another user"
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local program=$BATS_TEST_TMPDIR/more-rights tool
+  let_others_in
+  install -m 4755 "$(command -v stasis-inside-target)" "$program"
+  BY="setpriv --reuid 65534 --regid 65534 --clear-groups" PROGRAM=$(command -v stasis-inside-target) start_program become "$program"
+  STASIS_FAULT=inside.checked:stop stasis-inside --nothing "$TARGET" >"$BATS_TEST_TMPDIR/tool.log" 2>&1 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q "^State:[[:space:]]*T" "/proc/$tool/status"
+  : >"$TARGET_LOG"
+  kill -TERM "$TARGET"
+  wait_until 60 grep -qs ready "$TARGET_LOG"
+  [[ $(stat -c %u "/proc/$TARGET/environ") == 0 ]] || skip "no setuid programs here"
+  kill -CONT "$tool"
+  status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 3
+  assert_contains "$(cat "$BATS_TEST_TMPDIR/tool.log")" "another program (exec)"
+  ends_right
+}
+
 # --- Whatever becomes of the tool
 
 @test "a tool that is killed at any step leaves the program running, and the next one goes on" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   start_program load 8
   local point
-  for point in step mapped begun done after; do
+  for point in checked step mapped begun done after; do
     STASIS_FAULT=inside.$point:kill capture timeout 60 stasis-inside --simulated "$TARGET"
     assert_equal "$status" 137 "$point"
     looks_into "$TARGET"
