@@ -133,7 +133,7 @@ class InsideCall {
         STASIS_TRY_ASSIGN(const auto registers, stopped.registers(thread));
         STASIS_TRY_ASSIGN(
             real_, inside_.library_.check(memory_, registers.fs_base, inner_number(pid_, thread)));
-        STASIS_TRY(check_filters(pid_, thread));
+        STASIS_TRY(check_filters(pid_, thread, calls_made()));
         acted = true;
         return act(stopped, room);
       });
@@ -143,7 +143,13 @@ class InsideCall {
       }
       last = std::move(done);
     }
+    STASIS_TRY(inside_.space_.check_current());
     return last;
+  }
+
+  CallsInside calls_made() const {
+    const bool has_library = work_.job == InsideJob::kLoad || work_.job == InsideJob::kCall;
+    return has_library ? CallsInside::kOfLibrary : CallsInside::kOfThreads;
   }
 
   Result<void> begin(const StoppedThreads& stopped, const RemoteCallRoom& room) {

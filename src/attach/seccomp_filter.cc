@@ -1,10 +1,12 @@
 #include "attach/seccomp_filter.h"
 
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/prctl.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include <array>
@@ -57,6 +59,37 @@ constexpr Call kCalls[] = {
     {SYS_close, {3, 0, 0}, true},
     {SYS_ioctl, {3, 0, 0}, true},
     {SYS_exit, {0, 0, 0}, false},
+    // The kernel makes it of a call that was interrupted by the stop of a thread.
+    {SYS_restart_syscall, {0, 0, 0}, true},
+};
+
+// The same where a library of ours is loaded: of the loader, and of the agent as long as it is
+// there. Those of its sockets, which serve CUDA IPC, are the program's own as well.
+constexpr Call kLibraryCalls[] = {
+    {SYS_memfd_create, {0, 1, 0}, false},
+    {SYS_openat, {static_cast<std::uint64_t>(AT_FDCWD), 0, O_RDONLY | O_CLOEXEC}, false},
+    {SYS_read, {3, 0, 832}, false},
+    {SYS_pread64, {3, 0, 832}, true},
+    {SYS_fstat, {3, 0, 0}, true},
+    {SYS_newfstatat, {3, 0, 0}, true},
+    {SYS_lseek, {3, 0, 0}, true},
+    {SYS_write, {3, 0, 8}, true},
+    {SYS_mmap, {0, 1 << 20, PROT_READ | PROT_EXEC}, false},
+    {SYS_mprotect, {0, 4096, PROT_READ | PROT_EXEC}, false},
+    {SYS_mremap, {0, 4096, 8192}, true},
+    {SYS_ftruncate, {3, 4096, 0}, true},
+    {SYS_fcntl, {3, F_DUPFD_CLOEXEC, 3}, true},
+    {SYS_fcntl, {3, F_ADD_SEALS, F_SEAL_SHRINK}, true},
+    {SYS_fchmod, {3, 0600, 0}, true},
+    {SYS_flock, {3, 2, 0}, true},
+    {SYS_readlink, {0, 0, 4096}, true},
+    {SYS_getdents64, {3, 0, 32768}, true},
+    {SYS_prlimit64, {0, RLIMIT_NOFILE, 0}, true},
+    {SYS_eventfd2, {0, O_CLOEXEC, 0}, true},
+    {SYS_poll, {0, 1, 0}, true},
+    {SYS_membarrier, {8, 0, 0}, true},
+    {SYS_geteuid, {0, 0, 0}, true},
+    {SYS_clock_nanosleep, {0, 0, 0}, true},
 };
 
 // Of an arithmetic or a jump instruction: the constant, or the index register.
@@ -155,8 +188,9 @@ tl::unexpected<Error> filtered(Pid pid, std::string_view why) {
                           pid.value, why));
 }
 
-Result<void> check_filter(Pid pid, std::span<const sock_filter> program) {
-  for (const Call& one : kCalls) {
+Result<void> check_filter(Pid pid, std::span<const sock_filter> program,
+                          std::span<const Call> calls) {
+  for (const Call& one : calls) {
     seccomp_data call{};
     call.nr = one.number;
     call.arch = AUDIT_ARCH_X86_64;
@@ -216,7 +250,7 @@ std::optional<std::uint32_t> run_filter(std::span<const sock_filter> program,
   return std::nullopt;
 }
 
-Result<void> check_filters(Pid pid, Tid stopped) {
+Result<void> check_filters(Pid pid, Tid stopped, CallsInside calls) {
   const auto status = proc::ProcFs().thread_status(pid, stopped);
   if (!status || status->seccomp == 0) return {};
   if (status->seccomp != 2) return filtered(pid, "it may make none but read and write");
@@ -232,7 +266,8 @@ Result<void> check_filters(Pid pid, Tid stopped) {
       return filtered(pid, "the filter may not be read: run as root, outside of such a filter");
     std::vector<sock_filter> program(static_cast<std::size_t>(length));
     if (get(index, program.data()) != length) return filtered(pid, "the filter cannot be read");
-    STASIS_TRY(check_filter(pid, program));
+    STASIS_TRY(check_filter(pid, program, kCalls));
+    if (calls == CallsInside::kOfLibrary) STASIS_TRY(check_filter(pid, program, kLibraryCalls));
   }
   return filtered(pid, "there are more filters than are looked at");
 }

@@ -23,8 +23,11 @@ namespace stasis::attach {
 std::optional<std::uint32_t> run_filter(std::span<const sock_filter> program,
                                         const seccomp_data& call);
 
+// Which calls are made: of threads of ours, or of a library of ours as well.
+enum class CallsInside { kOfThreads, kOfLibrary };
+
 // kNotSupported: a filter would end the program, ask another one, or refuse what cannot be done
 // without; or it may not be read (CAP_SYS_ADMIN).
-Result<void> check_filters(Pid pid, Tid stopped);
+Result<void> check_filters(Pid pid, Tid stopped, CallsInside calls);
 
 }  // namespace stasis::attach

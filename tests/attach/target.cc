@@ -13,10 +13,12 @@
 //   filter      like idle, under a seccomp filter that allows everything
 //   refusing    like idle, under one that ends the program for clone(2)
 //   cuda-refusing [FILE]  the same with CUDA, and with memory shared by that file
+//   cuda-without CALL  the same under one that ends the program for the system call of that number
 //   private     like idle, but no other may look into it (PR_SET_DUMPABLE)
 //   effective   like idle, with another effective user
 //   vfork       like idle, while its first thread waits for a child of vfork(2) again and again
 //   exec        becomes this program anew, every few milliseconds
+//   become PATH like idle; becomes that program when it is asked to end
 //   leaderless  like idle, but its first thread has ended
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -221,10 +223,10 @@ void load(const Cuda* cuda, unsigned number) {
   }
 }
 
-void filter(bool kills) {
+void filter(bool kills, unsigned call = SYS_clone) {
   const sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, kills ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
@@ -338,6 +340,12 @@ int main(int argc, char** argv) {
     unsigned long long at = 0;
     RIGHT(cuda.set_current(cuda.context) == 0 && cuda.allocate(&at, 1 << 20) == 0);
     filter(true);
+  }
+  if (mode == "cuda-without") {
+    RIGHT(cuda.load() && argc > 2);
+    unsigned long long at = 0;
+    RIGHT(cuda.set_current(cuda.context) == 0 && cuda.allocate(&at, 1 << 20) == 0);
+    filter(true, static_cast<unsigned>(std::strtoul(argv[2], nullptr, 10)));
   }
   if (mode == "filter") filter(false);
   if (mode == "refusing") filter(true);

@@ -576,6 +576,18 @@ END
   ends_right
 }
 
+@test "a filter that ends the program for a call of the loader's or the agent's is left alone" {
+  need_root "reading a filter"
+  local call
+  # memfd_create openat pread64 read readlink getdents64 fcntl prlimit64 eventfd2 poll membarrier
+  for call in 319 257 17 0 89 217 72 302 290 7 324; do
+    start_program cuda-without "$call"
+    capture timeout 60 stasis attach "$TARGET" --graphs-are-safe
+    if ((status != 0)); then assert_contains "$err" "system call $call of"; fi
+    ends_right
+  done
+}
+
 @test "processes that may share GPU memory are refused" {
   start_target ipc
   TARGET_CHILD=$(children_of "$TARGET" | head -1)
