@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <compare>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -46,6 +49,35 @@ std::optional<in6_addr> address_of(const std::vector<std::uint32_t>& words) {
   return out;
 }
 
+std::string address_text(const in6_addr& address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  const bool four = is_four(address);
+  (void)::inet_ntop(four ? AF_INET : AF_INET6,
+                    four ? static_cast<const void*>(&address.s6_addr[12]) : &address, text.data(),
+                    text.size());
+  return text.data();
+}
+
+// What no socket can be given: not one machine's, or of a link, which wants its interface besides.
+bool is_no_machines(const in6_addr& address) {
+  in_addr four{};
+  std::memcpy(&four, &address.s6_addr[12], sizeof four);
+  const auto number = ntohl(four.s_addr);
+  if (is_four(address)) return number == INADDR_ANY || number >= INADDR_UNSPEC_GROUP;
+  return IN6_IS_ADDR_UNSPECIFIED(&address) || IN6_IS_ADDR_MULTICAST(&address) ||
+         IN6_IS_ADDR_LINKLOCAL(&address);
+}
+
+// What two sockets may not have in common that had not before.
+struct SocketPlace {
+  std::uint32_t protocol = 0;
+  std::uint32_t port = 0;
+  std::uint32_t peers_port = 0;
+  std::string source;
+  std::string destination;
+  auto operator<=>(const SocketPlace&) const = default;
+};
+
 class Mapper {
  public:
   explicit Mapper(const std::vector<AddressPair>& pairs)
@@ -71,6 +103,8 @@ class Mapper {
     if (at == used_.end()) return std::nullopt;
     return static_cast<std::size_t>(at - used_.begin());
   }
+  // Of two sockets that would lie in one place, where one of them was.
+  const std::optional<std::pair<SocketPlace, SocketPlace>>& clash() const { return clash_; }
 
  private:
   // inet_sk_entry of images/sk-inet.proto.
@@ -81,22 +115,55 @@ class Mapper {
     protozero::pbf_writer writer(out);
     std::vector<std::uint32_t> source;
     std::vector<std::uint32_t> destination;
+    SocketPlace place;
     while (message.next()) {
       const bool is_word = message.wire_type() == protozero::pbf_wire_type::varint;
       if (is_word && message.tag() == kSource)
         source.push_back(message.get_uint32());
       else if (is_word && message.tag() == kDestination)
         destination.push_back(message.get_uint32());
+      else if (is_word)
+        copy_number(message, writer, place);
       else
         copy_field(message, writer);
     }
+    const SocketPlace before = with_addresses(place, source, destination);
     map(source);
     map(destination);
+    note(before, with_addresses(place, source, destination));
     for (const auto word : source)
       writer.add_uint32(kSource, word);
     for (const auto word : destination)
       writer.add_uint32(kDestination, word);
     return out;
+  }
+
+  static void copy_number(protozero::pbf_reader& message, protozero::pbf_writer& writer,
+                          SocketPlace& place) {
+    constexpr std::uint32_t kProtocol = 5;
+    constexpr std::uint32_t kPort = 7;
+    constexpr std::uint32_t kPeersPort = 8;
+    const auto tag = message.tag();
+    const std::uint64_t value = message.get_uint64();
+    writer.add_uint64(tag, value);
+    const auto number = static_cast<std::uint32_t>(value);
+    if (tag == kProtocol) place.protocol = number;
+    if (tag == kPort) place.port = number;
+    if (tag == kPeersPort) place.peers_port = number;
+  }
+
+  static SocketPlace with_addresses(SocketPlace place, const std::vector<std::uint32_t>& source,
+                                    const std::vector<std::uint32_t>& destination) {
+    if (const auto address = address_of(source)) place.source = address_text(*address);
+    if (const auto address = address_of(destination)) place.destination = address_text(*address);
+    return place;
+  }
+
+  // The kernel lets both have it, and one of them is reached no more.
+  void note(const SocketPlace& before, const SocketPlace& after) {
+    if (before.port == 0) return;
+    const auto [at, is_new] = places_.emplace(after, before);
+    if (!is_new && at->second != before && !clash_) clash_.emplace(at->second, before);
   }
 
   void map(std::vector<std::uint32_t>& words) {
@@ -114,7 +181,24 @@ class Mapper {
 
   const std::vector<AddressPair>& pairs_;
   std::vector<bool> used_;
+  std::map<SocketPlace, SocketPlace>
+      places_;  // by where sockets come to lie, where the first one was
+  std::optional<std::pair<SocketPlace, SocketPlace>> clash_;
 };
+
+Result<void> check_pairs(const std::vector<AddressPair>& pairs) {
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    for (std::size_t other = 0; other < i; ++other) {
+      if (std::memcmp(&pairs[i].from_bytes, &pairs[other].from_bytes, sizeof(in6_addr)) != 0)
+        continue;
+      return fail(ErrorCode::kUsage,
+                  fmt::format("the address {} is to be two others, {} and {}", pairs[i].from,
+                              pairs[other].to, pairs[i].to),
+                  "give each address once");
+    }
+  }
+  return {};
+}
 
 Result<void> write_files_image(const UniqueFd& folder, const std::string& image) {
   STASIS_TRY_ASSIGN(auto file, open_file(folder.get(), kFilesImage,
@@ -137,6 +221,8 @@ Result<AddressPair> parse_address_pair(const std::string& text) {
   const auto to = parse_address(out.to);
   if (!from || !to) return refuse("has something that is no address of IPv4 or IPv6");
   if (is_four(*from) != is_four(*to)) return refuse("has one address of IPv4 and one of IPv6");
+  if (is_no_machines(*to))
+    return refuse("has as the second no address of one machine (all, several, or of a link)");
   out.from_bytes = *from;
   out.to_bytes = *to;
   return out;
@@ -152,6 +238,7 @@ std::string mapped_address(const std::string& address, const std::vector<Address
 
 Result<std::string> files_with_addresses(const std::string& image,
                                          const std::vector<AddressPair>& pairs) {
+  STASIS_TRY(check_pairs(pairs));
   std::string out = image.substr(0, 8);
   Mapper mapper(pairs);
   const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
@@ -162,6 +249,14 @@ Result<std::string> files_with_addresses(const std::string& image,
     return fail(ErrorCode::kUsage,
                 fmt::format("no socket of the image has the address {}", pairs[*unused].from),
                 "`stasis inspect` names the addresses that its sockets have");
+  }
+  if (const auto& clash = mapper.clash()) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("two sockets of the image would have one address and port: that of {} "
+                            "port {} and that of {} port {}",
+                            clash->first.source, clash->first.port, clash->second.source,
+                            clash->second.port),
+                "give each of these addresses another one");
   }
   return out;
 }

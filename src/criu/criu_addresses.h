@@ -23,13 +23,14 @@ struct AddressPair {
   in6_addr to_bytes{};
 };
 
-// "OLD=NEW". kUsage.
+// "OLD=NEW". kUsage, also if NEW is no address that one machine can have.
 Result<AddressPair> parse_address_pair(const std::string& text);
 // The same text if no pair has it.
 std::string mapped_address(const std::string& address, const std::vector<AddressPair>& pairs);
 
 // A files.img in which the sockets of IPv4 and IPv6 have the other addresses, at either end. kUsage
-// if no socket has an address that is to be another one; kImageCorrupt.
+// if no socket has an address that is to be another one, if one is named twice, or if two sockets
+// would come to have the same address and port; kImageCorrupt.
 Result<std::string> files_with_addresses(const std::string& image,
                                          const std::vector<AddressPair>& pairs);
 

@@ -33,10 +33,12 @@ std::string empty_image() {
 }
 
 // inet_sk_entry, with a field that is not known behind the addresses.
-void add_socket(std::string& image, const Words& source, const Words& destination) {
+void add_socket(std::string& image, const Words& source, const Words& destination,
+                std::uint32_t port = 8080, std::uint32_t protocol = 6) {
   std::string socket;
   protozero::pbf_writer fields(socket);
-  fields.add_uint32(7, 8080);
+  fields.add_uint32(5, protocol);
+  fields.add_uint32(7, port);
   for (const auto word : source)
     fields.add_uint32(11, word);
   for (const auto word : destination)
@@ -139,6 +141,40 @@ TEST(CriuAddresses, AnAddressThatNoSocketHasIsAMistake) {
   EXPECT_NE(mapped.error().message.find("10.0.0.6"), std::string::npos);
 }
 
+TEST(CriuAddresses, AnAddressThatIsToBeTwoOthersIsAMistake) {
+  std::string image = empty_image();
+  add_socket(image, {four(10, 0, 0, 5)}, {0});
+  const auto mapped =
+      files_with_addresses(image, pairs({"10.0.0.5=10.0.0.9", "::ffff:10.0.0.5=10.0.0.8"}));
+  ASSERT_FALSE(mapped);
+  EXPECT_EQ(mapped.error().code, ErrorCode::kUsage);
+  EXPECT_NE(mapped.error().message.find("10.0.0.9 and 10.0.0.8"), std::string::npos);
+}
+
+// The kernel lets criu bind both, and no connection reaches one of them.
+TEST(CriuAddresses, TwoSocketsInOnePlaceAreAMistake) {
+  const Words five{four(10, 0, 0, 5)};
+  const Words six{four(10, 0, 0, 6)};
+  std::string image = empty_image();
+  add_socket(image, five, {0});
+  add_socket(image, six, {0});
+  const auto mapped = files_with_addresses(image, pairs({"10.0.0.5=10.0.0.6"}));
+  ASSERT_FALSE(mapped);
+  EXPECT_EQ(mapped.error().code, ErrorCode::kUsage);
+  EXPECT_NE(mapped.error().message.find("10.0.0.5 port 8080"), std::string::npos);
+  EXPECT_FALSE(files_with_addresses(image, pairs({"10.0.0.5=10.0.0.9", "10.0.0.6=10.0.0.9"})));
+  // Another port, another protocol, another peer; no port; and those that were in one place before.
+  image = empty_image();
+  add_socket(image, five, {0});
+  add_socket(image, six, {0}, 8081);
+  add_socket(image, six, {0}, 8080, 17);
+  add_socket(image, six, five);
+  add_socket(image, five, {0}, 0);
+  add_socket(image, six, {0}, 0);
+  add_socket(image, five, {0});
+  EXPECT_TRUE(files_with_addresses(image, pairs({"10.0.0.5=10.0.0.6"})));
+}
+
 TEST(CriuAddresses, WhatIsNoFilesImageIsSaid) {
   std::string image = empty_image();
   add_socket(image, {four(10, 0, 0, 5)}, {0});
@@ -152,7 +188,9 @@ TEST(CriuAddresses, WhatIsNoFilesImageIsSaid) {
 
 TEST(CriuAddresses, PairsAreRead) {
   for (const char* bad : {"", "10.0.0.5", "10.0.0.5=", "=10.0.0.5", "10.0.0.5=fd00::1",
-                          "10.0.0.5=10.0.0.300", "a=b", "10.0.0.5=10.0.0.9=10.0.0.1"})
+                          "10.0.0.5=10.0.0.300", "a=b", "10.0.0.5=10.0.0.9=10.0.0.1",
+                          "10.0.0.5=0.0.0.0", "10.0.0.5=224.0.0.1", "10.0.0.5=255.255.255.255",
+                          "fd00::1=::", "fd00::1=ff02::1", "fd00::1=fe80::1", "fe80::1%lo=::1"})
     EXPECT_FALSE(parse_address_pair(bad)) << bad;
   const auto some = pairs({"10.0.0.5=10.0.0.9", "fd00::1=fd00::2"});
   EXPECT_EQ(mapped_address("10.0.0.5", some), "10.0.0.9");

@@ -90,9 +90,12 @@ constexpr std::array kRules = {
              "an address that a socket of the job is bound to is not on this machine",
              "give the machine that address (ip address add ADDRESS/32 dev lo), or let the program "
              "listen on all addresses"},
-    CriuRule{"Can't bind inet socket", "", kCriuFailed,
+    CriuRule{"Can't bind inet socket", "Address already in use", kCriuFailed,  // seen
              "a port that the job listened on is in use here",
              "end what listens there (ss -ltnp), then restore again"},
+    CriuRule{"Can't bind inet socket", "", kCriuFailed,  // seen
+             "a socket of the job cannot have its address here",
+             "give the machine that address, on the interface on which it was"},
     CriuRule{
         "unix: Can't bind id", "", kCriuFailed,  // seen
         "the name of a unix socket of the job is in use here, perhaps by the job itself, which "

@@ -180,7 +180,13 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   assert_contains "$err" "--map-address 10.99.0.1=NEW"
   refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.2 --map-address 10.99.0.7=10.99.0.2
   assert_contains "$err" "no socket of the image has the address 10.99.0.7"
-  refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=::1
+  refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.2 --map-address 10.99.0.1=10.99.0.3
+  assert_contains "$err" "10.99.0.1 is to be two others"
+  for words in 10.99.0.1=::1 10.99.0.1=0.0.0.0 10.99.0.1=224.0.0.1; do
+    refused 2 usage restore --images-dir "$image" --detach --map-address "$words"
+  done
+  nothing_left
+  [[ -z $(find "$STASIS_STATE_DIR" -name images) ]]
   refused 9 criu-failed restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.3
   assert_contains "$err" "bound to 10.99.0.3, which is not an address of this machine"
   restore_it --map-address 10.99.0.1=10.99.0.2
