@@ -56,8 +56,10 @@ other_may_come() {
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up || { cat "$BATS_TEST_TMPDIR/log" && return 1; }
-  refused_by 5 not-permitted "${with_proc[@]}" hidepid=2 "${other[@]}" "$(command -v stasis)" suspend "$TARGET"
-  assert_contains "$err" "child of process $TARGET"
+  for options in hidepid=1 hidepid=2; do
+    refused_by 5 not-permitted "${with_proc[@]}" $options "${other[@]}" "$(command -v stasis)" suspend "$TARGET"
+    assert_contains "$err" "child of process $TARGET"
+  done
   in_state running
   target_goes_on
 }
