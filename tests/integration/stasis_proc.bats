@@ -64,6 +64,28 @@ other_may_come() {
   target_goes_on
 }
 
+@test "a program that /proc hides is told of where one comes back to the GPU that it uses" {
+  other_may_come
+  export STASIS_SIM_DIR=$BATS_TEST_TMPDIR/other/sim
+  "${other[@]}" mkdir "$STASIS_SIM_DIR"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/other/status
+  (exec_on_gpu setsid "${other[@]}" "$(command -v stasis-workload)" memory --size 1M --status "$TARGET_STATUS") \
+    </dev/null >"$BATS_TEST_TMPDIR/log" 2>&1 3>&- &
+  local one=$!
+  echo "$one" >>"$targets"
+  wait_until 60 target_is_up
+  start_target memory --size 1M
+  # The simulated NVML reads of each process what it may; the real one knows of all.
+  chmod -R a+rwX "$STASIS_SIM_DIR"
+  for options in hidepid=1 hidepid=2; do
+    capture "${with_proc[@]}" $options "${other[@]}" "$(command -v stasis)" suspend "$one"
+    assert_equal "$status" 0 "$err"
+    capture "${with_proc[@]}" $options "${other[@]}" "$(command -v stasis)" resume "$one"
+    assert_equal "$status" 0 "$err"
+    assert_contains "$err" "process $TARGET (of another user)"
+  done
+}
+
 @test "a number that another user's hidden process has is in use" {
   local number
   other_may_come
