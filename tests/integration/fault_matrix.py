@@ -59,7 +59,7 @@ SCENARIOS = (
     Scenario("dump of a loader", "dump", "replace.before", "replace.after"),
     Scenario("suspend of a loader", "suspend", "replace.before", "replace.after"),
     Scenario("attach", "attach", "attach.loaded"),
-    Scenario("suspend of a pair", "suspend", "inside.step", "inside.after"),
+    Scenario("suspend of a pair", "suspend", "inside.checked", "inside.after"),
     Scenario("dump --force", "dump", "image.manifest-written"),
     Scenario("dump --leave-running", "dump", "dump.ending"),
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
