@@ -25,8 +25,8 @@ constexpr const char* kMountIt =
     "mount the /proc of this PID namespace: `mount -t proc proc /proc`, or start it with `unshare "
     "--pid --fork --mount-proc`";
 
-// The numbers of this process, from the namespace of /proc to its own one; empty if /proc does not
-// know it.
+// The numbers of this process, from the namespace of /proc to its own one, or the first of them
+// where the kernel does not list them (gVisor); empty if /proc does not know it.
 std::string own_numbers() {
   const auto status = read_file(AT_FDCWD, "/proc/self/status");
   if (!status) return {};
@@ -35,7 +35,9 @@ std::string own_numbers() {
     constexpr std::string_view kNumbers = "NSpid:\t";
     if (line.starts_with(kNumbers)) return line.substr(kNumbers.size());
   }
-  return {};
+  char self[32];
+  const ssize_t length = ::readlink("/proc/self", self, sizeof self);
+  return {self, static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
 }
 
 bool is_shown(Pid pid) { return ::access(fmt::format("/proc/{}", pid.value).c_str(), F_OK) == 0; }
