@@ -53,3 +53,36 @@ def compare(machine, kind, gib, agent, rounds):
 
 case("host_memory.agent", needs=NEEDS)(lambda machine: compare(machine, "host", 12, True, 2))
 case("host_memory.driver", needs=NEEDS)(lambda machine: compare(machine, "memory", 8, False, 2))
+
+
+LATER = 3
+
+
+@case("host_memory.goes_on", needs=NEEDS)
+def goes_on(machine):
+    """How long a job stands still that is saved and goes on, which writes a 64th of its memory in each round."""
+    size = "128M" if machine.simulated else "12G"
+    target = start(machine, "goes_on", size, True, "host")
+    target.wait_rounds(1)
+    still, written, notes = {}, {}, []
+    for way, precopy in (("criu", "off"), ("parallel", "off"), ("parallel", "on")):
+        name = f"{way}, pre-copy {precopy}"
+        earlier = None
+        for number in range(1 + (LATER if way == "parallel" else 0)):
+            image = os.path.join(machine.work, f"image{number}")
+            words = ["--images-dir", image, "--sync", "none", "--leave-running", "--host-memory", way, "--pre-copy", precopy]
+            report = machine.stasis("dump", target.pid, *words, *(("--base", earlier) if earlier else ()), "--json",
+                                    timeout=180).must_succeed().json()
+            still.setdefault(name, []).append(report["standstill_seconds"])
+            written.setdefault(name, []).append(report["seconds"])
+            target.wait_rounds(2)
+            earlier = image
+        looked = machine.stasis("verify", "--images-dir", earlier, "--json").must_succeed().json()
+        expect_equal(looked["host_content"] is not None, way == "parallel", "host content in the image")
+        for number in range(1 + LATER):
+            shutil.rmtree(os.path.join(machine.work, f"image{number}"), ignore_errors=True)
+        later = statistics.median(still[name][1:]) if still[name][1:] else None
+        notes.append(f"{name}: {still[name][0]:.2f} s" + (f", later {later:.2f}" if later else ""))
+    target.finish()
+    return {"size": size, "standstill_seconds": still, "seconds": written,
+            "note": f"{size}, stands still for, " + "; ".join(notes)}

@@ -8,6 +8,7 @@ import time
 
 from . import plain_criu
 from .case_counter import Counter
+from .case_direct import start
 from .case_groups import TRANSPORTS, start_job
 from .case_sharing import ranks_of
 from .case_torch import require_torch
@@ -119,3 +120,24 @@ for transport, wanted in TRANSPORTS.items():
 def defaults(machine):
     """Under the agent, which gives up what the ranks share and takes it again."""
     return nccl(machine, lambda one: ranks_of(one, "ranks", "--all-calls"))
+
+
+@case("plugin.managed", needs=NEEDS + ("program stasis-workload",))
+def managed(machine):
+    """Managed memory under the agent, there and back five times, and once with a job that goes on."""
+    plugins = plain_criu.plugin_folder(machine)
+    target = start(machine, "managed", ["--size", "8M" if machine.simulated else "256M", "--pause-ms", "10"])
+    target.wait_rounds(2)
+    images = os.path.join(machine.work, "staying")
+    staying = plain_criu.dump(machine, target.pid, images, plugins, "--leave-running").seconds
+    target.wait_rounds(2)
+    dumps, restores = [], []
+    for number in range(5):
+        images = os.path.join(machine.work, f"image{number}")
+        dumps.append(plain_criu.dump(machine, target.pid, images, plugins).seconds)
+        target.forget_exit()
+        restores.append(plain_criu.restore(machine, images, plugins).seconds)
+        target.wait_rounds(2)
+    return {"dump_seconds": dumps, "restore_seconds": restores, "leave_running_seconds": staying,
+            "note": f"{len(dumps)} dumps, {target.finish()} rounds; dump {statistics.median(dumps):.1f} s, "
+                    f"restore {statistics.median(restores):.1f} s"}

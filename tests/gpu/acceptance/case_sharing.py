@@ -182,6 +182,17 @@ def torchrun(machine):
     return figures
 
 
+@case("sharing.events", simulated=False, needs=NEEDS + ("criu", "root"))
+def events(machine):
+    """Two processes wait for each other's work by events of CUDA IPC."""
+    require_torch(machine)
+    target = under_agent(machine, "events", [sys.executable, os.path.join(HERE, "events.py"), "{status}"])
+    target.wait_rounds(3, timeout=180)
+    figures = there_and_back(machine, target, FEWER, 3, lambda: target.wait_rounds(3))
+    figures["note"] = f"{FEWER} cycles, 3 dumps, {target.finish()} rounds; {summary(figures)}"
+    return figures
+
+
 @case("sharing.tensors", simulated=False, needs=NEEDS + ("criu", "root"))
 def tensors(machine):
     """Two processes hand each other tensors of PyTorch, in both directions."""
