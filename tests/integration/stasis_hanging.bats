@@ -265,6 +265,6 @@ has_ended() { [[ ! -e /proc/$1 ]] || grep -q '^State:.Z' "/proc/$1/status"; }
   kill -CONT "$tool"
   wait $! || status=$?
   assert_equal "$status" 3 "$(<"$BATS_TEST_TMPDIR/err")"
-  assert_contains "$(<"$BATS_TEST_TMPDIR/err")" "process $TARGET has ended"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/err")" "[process-gone]"
   no_image
 }
