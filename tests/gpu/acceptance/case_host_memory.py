@@ -3,7 +3,9 @@
 import os
 import shutil
 import statistics
+import sys
 
+from . import plain_criu
 from .core import case, expect, expect_equal
 from .targets import Target
 
@@ -86,3 +88,47 @@ def goes_on(machine):
     target.finish()
     return {"size": size, "standstill_seconds": still, "seconds": written,
             "note": f"{size}, stands still for, " + "; ".join(notes)}
+
+
+PLAIN = 200
+TREE = """
+import signal, subprocess, sys
+plain = [subprocess.Popen(["sleep", "100000"], stdout=subprocess.DEVNULL) for _ in range(int(sys.argv[1]))]
+workload = subprocess.Popen(sys.argv[2:])
+signal.signal(signal.SIGTERM, lambda *_: workload.terminate())
+status = workload.wait()
+for one in plain:
+    one.kill()
+sys.exit(status)
+"""
+
+
+@case("tree.many", needs=NEEDS)
+def many(machine):
+    """A tree of 200 processes of which one has CUDA: what each adds to a suspend, and a dump beside CRIU's own."""
+    workload = [machine.program("stasis-workload"), "memory", "--status", "{status}", "--size", "64M", "--pause-ms", "20"]
+    suspends, ratios, dumps, alone = {}, [], [], []
+    for count in (0, PLAIN):
+        target = Target(machine, [machine.program("stasis"), "run", "--", sys.executable, "-c", TREE, str(count), *workload],
+                        f"tree{count}")
+        target.wait_rounds(2)
+        for number in range(5):
+            suspends.setdefault(count, []).append(machine.stasis("suspend", target.pid).must_succeed().seconds)
+            if count:
+                images = os.path.join(machine.work, f"plain{number}")
+                alone.append(plain_criu.dump(machine, target.pid, images, plain_criu.no_plugins(machine),
+                                             "--leave-running").seconds)
+                shutil.rmtree(images)
+            machine.stasis("resume", target.pid).must_succeed()
+            target.wait_rounds(1)
+            if count:
+                images = os.path.join(machine.work, f"image{number}")
+                dumps.append(machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
+                                            "--leave-running").must_succeed().seconds)
+                ratios.append(dumps[-1] / alone[-1])
+                shutil.rmtree(images)
+        target.finish()
+    each = (statistics.median(suspends[PLAIN]) - statistics.median(suspends[0])) / PLAIN
+    return {"suspend_seconds": suspends, "dump_seconds": dumps, "criu_seconds": alone, "ratios": ratios,
+            "note": f"each process adds {each * 1000:.2f} ms to a suspend; dump of {PLAIN} {statistics.median(dumps):.2f} s, "
+                    f"CRIU alone {statistics.median(alone):.2f} s: {statistics.median(ratios):.2f} times"}
