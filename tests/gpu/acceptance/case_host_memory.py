@@ -66,7 +66,7 @@ def goes_on(machine):
     size = "128M" if machine.simulated else "12G"
     target = start(machine, "goes_on", size, True, "host")
     target.wait_rounds(1)
-    still, written, notes = {}, {}, []
+    still, written, phases, notes = {}, {}, {}, []
     for way, precopy in (("criu", "off"), ("parallel", "off"), ("parallel", "on")):
         name = f"{way}, pre-copy {precopy}"
         earlier = None
@@ -76,6 +76,7 @@ def goes_on(machine):
             report = machine.stasis("dump", target.pid, *words, *(("--base", earlier) if earlier else ()), "--json",
                                     timeout=180).must_succeed().json()
             still.setdefault(name, []).append(report["standstill_seconds"])
+            phases.setdefault(name, []).append({p["name"]: p["seconds"] for p in report["phases"]})
             written.setdefault(name, []).append(report["seconds"])
             target.wait_rounds(2)
             earlier = image
@@ -86,8 +87,28 @@ def goes_on(machine):
         later = statistics.median(still[name][1:]) if still[name][1:] else None
         notes.append(f"{name}: {still[name][0]:.2f} s" + (f", later {later:.2f}" if later else ""))
     target.finish()
-    return {"size": size, "standstill_seconds": still, "seconds": written,
+    return {"size": size, "standstill_seconds": still, "seconds": written, "phases": phases,
             "note": f"{size}, stands still for, " + "; ".join(notes)}
+
+
+@case("host_memory.gpu_goes_on", needs=NEEDS)
+def gpu_goes_on(machine):
+    """The same of a job with 16 GiB on the GPU, of which 1 GiB changes all the time."""
+    size, rest = ("8M", "56M") if machine.simulated else ("1G", "15G")
+    target = Target(machine, [machine.program("stasis"), "run", "--", machine.program("stasis-workload"), "memory", "--status",
+                              "{status}", "--size", size, "--still", rest, "--pause-ms", "20"], "gpu")
+    target.wait_rounds(2)
+    still, phases = [], []
+    for number in range(1 + LATER):
+        words = ["--images-dir", os.path.join(machine.work, f"image{number}"), "--sync", "none", "--leave-running"]
+        words += ["--base", os.path.join(machine.work, f"image{number - 1}")] if number else []
+        report = machine.stasis("dump", target.pid, *words, "--json", timeout=180).must_succeed().json()
+        still.append(report["standstill_seconds"])
+        phases.append({p["name"]: p["seconds"] for p in report["phases"]})
+        target.wait_rounds(2)
+    return {"standstill_seconds": still, "phases": phases,
+            "note": f"{size} of {rest} more: stands still for {still[0]:.2f} s, later {statistics.median(still[1:]):.2f} s; "
+                    f"{target.finish()} rounds"}
 
 
 PLAIN = 200
