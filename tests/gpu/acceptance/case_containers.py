@@ -5,6 +5,7 @@ import os
 import re
 import sys
 
+from .case_groups import ALLREDUCE
 from .case_torch import TRAIN, losses, require_torch
 from .containers import Container
 from .core import Skip, case, expect, expect_equal
@@ -48,13 +49,13 @@ def there_and_back(machine, container, before):
     with open(os.path.join(images, "inventory.img"), "rb") as file:
         expect(b"cuda_plugin" in file.read(), "the image does not name the plugin")
     restore = container.restore(images)
-    machine.expect_state(container.pid, "running")
     return {"checkpoint_seconds": round(dump, 3), "restore_seconds": round(restore, 3)}
 
 
 def from_the_host(machine, container, agent):
     """What was restored in the container can be suspended and resumed from out here."""
     said = machine.stasis("suspend", container.pid, "--json").must_succeed().json()
+    expect(not said["was_so"], "it was not running")
     expect_equal(said["path"], "direct" if agent else "driver", "the path of a suspend after the restore")
     machine.stasis("resume", container.pid).must_succeed()
 
@@ -124,6 +125,49 @@ def torch(machine, agent):
     return {**figures, "torch": version, "restored_at_step": restored_at,
             "note": f"{STEPS} steps in order, restored at {restored_at}; checkpoint "
                     f"{figures['checkpoint_seconds']:.1f} s, restore {figures['restore_seconds']:.1f} s"}
+
+
+def shared_there_and_back(machine, argv, rounds_of):
+    """Processes that share GPU memory, in one container; `rounds_of` the file that says how far they are."""
+    before = machine.gpu_memory()
+    container = Container(machine, argv, variables(machine, True), options=("tcp-established", "ghost-limit 128M"))
+
+    def rounds():
+        try:
+            with open(rounds_of, encoding="ascii", errors="replace") as file:
+                return int(re.match(r"round (\d+) ok", file.read()).group(1))
+        except (OSError, AttributeError):
+            return 0
+
+    def go_on():
+        wanted = rounds() + 5
+        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}", timeout=180)
+
+    go_on()
+    figures = there_and_back(machine, container, before)
+    go_on()
+    from_the_host(machine, container, True)
+    go_on()
+    figures["note"] = (f"{rounds()} rounds; checkpoint {figures['checkpoint_seconds']:.1f} s, "
+                       f"restore {figures['restore_seconds']:.1f} s")
+    return figures
+
+
+@case("container.runc.ranks.agent", needs=NEEDS)
+def ranks(machine):
+    """Two processes that write into each other's GPU memory."""
+    status = os.path.join(machine.work, "ranks.status")
+    return shared_there_and_back(machine, [machine.program("stasis-workload"), "collective", "--children", "2", "--size",
+                                             "4M", "--pause-ms", "2", "--sharing", "--status", status], status)
+
+
+@case("container.runc.nccl.agent", simulated=False, needs=NEEDS + ("two gpus",))
+def nccl(machine):
+    """Two ranks of NCCL with its defaults, a GPU each."""
+    require_torch(machine)
+    status = os.path.join(machine.work, "nccl.status")
+    return shared_there_and_back(machine, [sys.executable, ALLREDUCE, "--status", status, "--ranks", "2", "--mib", "16",
+                                             "--pause-ms", "2", "--all-calls"], status + ".0")
 
 
 for kind, simulated in ((counter, True), (workload, True), (torch, False)):

@@ -61,8 +61,10 @@ def device_nodes():
 class Container:
     """One container, which is started, saved and brought back, under one name."""
 
-    def __init__(self, machine, argv, env=None, name="stasis"):
+    def __init__(self, machine, argv, env=None, name="stasis", options=()):
+        """With `options` of CRIU's besides, a line each."""
         self.machine = machine
+        self.options = options
         self.name = f"{name}-{os.getpid()}"
         self.runc_path = find_runc()
         self.bundle = os.path.join(machine.work, name + ".bundle")
@@ -89,7 +91,7 @@ class Container:
     def _configure(self, argv, env):
         options = os.path.join(self.bundle, "criu.conf")
         with open(options, "w", encoding="utf-8") as file:
-            file.write(f"network-lock skip\ntimeout 60\nlibdir {self.plugins}\n")
+            file.write("\n".join(("network-lock skip", "timeout 60", f"libdir {self.plugins}", *self.options, "")))
         config = os.path.join(self.bundle, "config.json")
         if os.path.exists(config):
             os.unlink(config)
