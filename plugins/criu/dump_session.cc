@@ -3,6 +3,7 @@
 // each.
 #include "dump_session.h"
 
+#include <sys/stat.h>
 #include <sys/time.h>
 
 #include <algorithm>
@@ -31,6 +32,7 @@
 #include "held_tree.h"
 #include "proc/parking.h"
 #include "proc/stopped_threads.h"
+#include "proc/tcp_ports.h"
 #include "proc/tiles.h"
 
 namespace stasis::plugin {
@@ -460,6 +462,28 @@ Result<void> DumpSession::checkpoint_tree() {
   return record_image();
 }
 
+namespace {
+
+// Of processes in this one's network namespace: a restore looks at no other.
+std::vector<std::uint16_t> ports_of(const std::vector<proc::ProcessInfo>& processes) {
+  const proc::ProcFs procfs;
+  proc::TcpPorts ports(procfs);
+  struct stat own {};
+  std::set<std::uint16_t> all;
+  if (::stat("/proc/self/ns/net", &own) != 0) return {};
+  for (const proc::ProcessInfo& info : processes) {
+    struct stat its {};
+    if (::stat(fmt::format("/proc/{}/ns/net", info.pid.value).c_str(), &its) != 0 ||
+        its.st_ino != own.st_ino)
+      continue;
+    const auto found = ports.of(info.pid);
+    all.insert(found.begin(), found.end());
+  }
+  return {all.begin(), all.end()};
+}
+
+}  // namespace
+
 // The image needs the plugin only if we have put something into the processes.
 Result<void> DumpSession::record_image() {
   GpuRecord record;
@@ -479,6 +503,7 @@ Result<void> DumpSession::record_image() {
     ++count;
   }
   if (!ours) return {};
+  record.tcp_ports = ports_of(state_->group->infos());
   record.simulated = state_->driver->info().simulated;
   record.driver_version = state_->driver->info().driver_version;
   if (auto gpus = state_->driver->gpus()) record.gpus = std::move(*gpus);

@@ -23,6 +23,7 @@ constexpr int kVersion = 1;
 constexpr std::size_t kLimit = 4 << 20;
 constexpr std::size_t kMostValues = 1 << 19;
 constexpr std::size_t kDeepest = 8;
+constexpr int kMaxPort = 65535;
 
 constexpr const char* kCopyAgain =
     "copy the image again, or remove the file: then the restore is tried without it";
@@ -68,6 +69,7 @@ void fields(auto& io, Described<GpuRecord> auto& record) {
   if constexpr (std::remove_reference_t<decltype(io)>::kReads)
     record.gpus.assign(gpus.begin(), gpus.end());
   io("processes", record.processes);
+  io.optional("tcp_ports", record.tcp_ports, Items{0, kMaxPort}, Within{1, kMaxPort});
 }
 
 std::string to_text(const GpuRecord& record) {

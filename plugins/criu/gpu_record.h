@@ -5,6 +5,7 @@
 // fewer checks.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct GpuRecord {
   std::string driver_version;
   std::vector<Gpu> gpus;  // all that the driver saw; empty if that could not be asked
   std::vector<ProcessRecord> processes;
+  // On which the tree listened in criu's own network namespace.
+  std::vector<std::uint16_t> tcp_ports;
 };
 
 std::string to_text(const GpuRecord& record);

@@ -41,6 +41,7 @@ GpuRecord example() {
   record.gpus = {{uuid, "A GPU", "00000000:1A:00.0", 8ULL << 30, 0}};
   record.processes = {{12, CudaState::kRunning, {{uuid, 1ULL << 33}}},
                       {13, CudaState::kCheckpointed, {}}};
+  record.tcp_ports = {80, 65535};
   return record;
 }
 
@@ -66,6 +67,7 @@ TEST_F(GpuRecordTest, IsReadAsItWasWritten) {
   EXPECT_EQ(to_text(**read), to_text(example()));
   EXPECT_EQ((*read)->processes[0].uses[0].bytes, 1ULL << 33);
   EXPECT_EQ((*read)->processes[1].initial, CudaState::kCheckpointed);
+  EXPECT_EQ((*read)->tcp_ports, example().tcp_ports);
 }
 
 TEST_F(GpuRecordTest, AnImageMayHaveNone) {

@@ -15,6 +15,7 @@
 #include "direct/unrestorable_memory.h"
 #include "driver/gpu_plan.h"
 #include "held_tree.h"
+#include "proc/tcp_ports.h"
 
 namespace stasis::plugin {
 namespace {
@@ -63,6 +64,17 @@ Result<std::vector<GpuMapEntry>> wished_map() {
   return entries;
 }
 
+// A connection that was closed holds its port for a minute more, and the job could not listen
+// there.
+void free_ports(const std::vector<std::uint16_t>& ports) {
+  const int left = proc::count_time_waits({ports.begin(), ports.end()}, true);
+  if (left == 0) return;
+  log_warning(
+      fmt::format("{} closed connection(s) still hold ports on which the job listens: if CRIU says "
+                  "`Address already in use`, restore it a minute later",
+                  left));
+}
+
 // What the agents gave up before the dump, because the driver could not have restored it.
 Result<void> take_unrestorable_back(Driver& driver, const Group& group) {
   const Interrupt never;
@@ -78,6 +90,7 @@ Result<std::unique_ptr<RestoreSession>> RestoreSession::begin(std::shared_ptr<Dr
                                                               std::optional<GpuRecord> record) {
   std::unique_ptr<RestoreSession> session(new RestoreSession(std::move(driver), std::move(record)));
   STASIS_TRY(session->plan());
+  if (session->record_) free_ports(session->record_->tcp_ports);
   return session;
 }
 

@@ -15,6 +15,7 @@
 #include "base/version.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
+#include "proc/tcp_ports.h"
 
 namespace stasis {
 
@@ -32,27 +33,6 @@ std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember
   for (const GpuUse& part : uses)
     out.push_back({part.gpu.to_string(), part.bytes});
   return out;
-}
-
-// The TCP ports that a process listens on. CRIU binds those of connections whichever process has
-// them. The kernel takes some 8 ms to write down the TCP sockets of a network namespace, however
-// few there are (its table is large), and so is asked once for each, and only if a process has one.
-using SocketTables = std::map<ino_t, std::vector<proc::InetSocket>>;
-std::vector<std::uint16_t> tcp_ports_of(const proc::ProcFs& procfs, Pid pid, SocketTables& tables) {
-  const auto own = procfs.tcp_socket_inodes(pid);
-  struct stat space = {};
-  if (!own || own->empty() ||
-      ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space) != 0)
-    return {};
-  const auto [table, is_new] = tables.try_emplace(space.st_ino);
-  if (is_new) table->second = procfs.tcp_sockets(pid).value_or(std::vector<proc::InetSocket>());
-  std::set<std::uint16_t> ports;
-  for (const proc::InetSocket& socket : table->second) {
-    if (socket.listens && std::find(own->begin(), own->end(), socket.inode) != own->end()) {
-      ports.insert(socket.local_port);
-    }
-  }
-  return {ports.begin(), ports.end()};
 }
 
 // The numbers of a process's threads without its own.
@@ -86,7 +66,7 @@ Manifest describe_dump(const Environment& env, const Group& group, const Criu& c
 Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   const proc::ProcFs procfs;
   STASIS_TRY_ASSIGN(auto tree, procfs.tree(group.root()));
-  SocketTables tables;
+  proc::TcpPorts ports(procfs);
   std::vector<ProcessRecord> records;
   for (const proc::ProcessInfo& info : tree) {
     ProcessRecord record;
@@ -94,7 +74,7 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
     if (info.pid != group.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
     record.threads = other_threads(procfs, info.pid);
-    record.tcp_ports = tcp_ports_of(procfs, info.pid, tables);
+    record.tcp_ports = ports.of(info.pid);
     const auto member =
         std::find_if(group.members().begin(), group.members().end(),
                      [&](const GroupMember& m) { return m.process.id() == info.id(); });

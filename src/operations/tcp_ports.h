@@ -3,17 +3,9 @@
 // Private to src/operations. Functions only; any thread.
 #pragma once
 
-#include <cstdint>
-#include <set>
-
 #include "operations/operations.h"
 
 namespace stasis {
-
-// How many connections in state TIME_WAIT hold one of these local ports in this process's network
-// namespace. With `end`, ends them first, where the kernel (CONFIG_INET_DIAG_DESTROY) and our
-// privileges (CAP_NET_ADMIN) allow it. 0 also where the kernel does not tell.
-int count_time_waits(const std::set<std::uint16_t>& ports, bool end);
 
 // The addresses that sockets of the image are bound to are on this machine, as far as the image
 // says, or those that are to be in their place; those of TCP connections too, unless these are to

@@ -871,3 +871,13 @@ start_ranks() {
   logged dump "not in the tree"
   unharmed "${CHILDREN[@]}"
 }
+
+@test "a job that listens on a TCP port is restored at once, though connections to it were just closed" {
+  local port
+  start_listening
+  dump_target
+  closed_just_now
+  restore_target
+  it_listens
+  target_goes_on
+}

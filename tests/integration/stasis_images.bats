@@ -331,39 +331,12 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
 
 @test "a job that listens on a TCP port is restored at once, though connections to it were just closed" {
   need_root "CRIU"
-  cat >"$BATS_TEST_TMPDIR/server.py" <<'EOF'
-import socket, sys
-server = socket.socket()
-server.bind(("127.0.0.1", 0))
-server.listen(8)
-client = socket.socket()
-client.connect(server.getsockname())
-accepted, _ = server.accept()
-accepted.close()  # first: it is the server's side that remembers
-client.recv(1)
-client.close()
-with open(sys.argv[1], "w") as file:
-    print(server.getsockname()[1], file=file)
-while True:
-    accepted, _ = server.accept()
-    accepted.send(b"here")
-    accepted.close()
-EOF
-  TARGET_LOG=$BATS_TEST_TMPDIR/listening.log TARGET_STATUS=$BATS_TEST_TMPDIR/listening.status
-  # shellcheck disable=SC2016 # words of the inner shell
-  (exec_on_gpu setsid bash -c 'python3 "$1" "$2" & exec stasis-workload memory --size 4M --status "$3"' - \
-    "$BATS_TEST_TMPDIR/server.py" "$BATS_TEST_TMPDIR/port" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
   local port
-  port=$(cat "$BATS_TEST_TMPDIR/port")
+  start_listening
   dump_it
   grep -q "\"tcp_ports\": *\[ *$port *\]" <(tr -d '\n' <"$image/manifest.json")
-  grep -q ":$(printf %04X "$port") [0-9A-F]*:[0-9A-F]* 06 " /proc/net/tcp || skip "no connection is in TIME_WAIT here"
+  closed_just_now
   restore_it
-  assert_equal "$(timeout 60 python3 -c 'import socket, sys
-print(socket.create_connection(("127.0.0.1", int(sys.argv[1]))).recv(9).decode())' "$port")" here
+  it_listens
   target_goes_on
 }

@@ -293,3 +293,42 @@ let_go_without_room() {
   in_state running
   stands_still
 }
+
+# start_listening: a target of which a process listens on a port, in $port, to which a connection was closed just now.
+start_listening() {
+  cat >"$BATS_TEST_TMPDIR/server.py" <<'EOF'
+import socket, sys
+server = socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen(8)
+client = socket.socket()
+client.connect(server.getsockname())
+accepted, _ = server.accept()
+accepted.close()  # first: it is the server's side that remembers
+client.recv(1)
+client.close()
+with open(sys.argv[1], "w") as file:
+    print(server.getsockname()[1], file=file)
+while True:
+    accepted, _ = server.accept()
+    accepted.send(b"here")
+    accepted.close()
+EOF
+  TARGET_LOG=$BATS_TEST_TMPDIR/listening.log TARGET_STATUS=$BATS_TEST_TMPDIR/listening.status
+  # shellcheck disable=SC2016 # words of the inner shell
+  (exec_on_gpu setsid bash -c 'python3 "$1" "$2" & exec stasis-workload memory --size 4M --status "$3"' - \
+    "$BATS_TEST_TMPDIR/server.py" "$BATS_TEST_TMPDIR/port" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
+  port=$(cat "$BATS_TEST_TMPDIR/port")
+}
+# closed_just_now: the kernel still remembers that connection.
+closed_just_now() {
+  grep -q ":$(printf %04X "$port") [0-9A-F]*:[0-9A-F]* 06 " /proc/net/tcp || skip "no connection is in TIME_WAIT here"
+}
+it_listens() {
+  assert_equal "$(timeout 60 python3 -c 'import socket, sys
+print(socket.create_connection(("127.0.0.1", int(sys.argv[1]))).recv(9).decode())' "$port")" here
+}
