@@ -121,7 +121,7 @@ PY
   start_target memory --size 16M
   # CRIU has started and waits; it is stopped then, so that it writes for as long as it is looked at.
   (wait_until 60 held_up && kill -STOP "$(<"$BATS_TEST_TMPDIR/criu-number")") 3>&- &
-  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=8s" WHEN='write .*MB/s' \
+  STASIS_CRIU=$(criu_by_number) STASIS_SIM_FAULTS="checkpoint:delay=3s" WHEN='write +([0-9]+ s|.*MB/s)' \
     on_a_terminal 60 stasis dump "$TARGET" --images-dir "$image"
   assert_equal "$status" 129 "$(<"$BATS_TEST_TMPDIR/tty")"
   in_state running
