@@ -110,7 +110,7 @@ struct DumpSession::State {
   Result<void> refuse_late_workers();
   Result<void> refuse_tiles() const;
   Result<void> checkpoint();
-  Result<void> roll_back(Stillness::Keeper keeper);
+  Result<void> roll_back();
   bool has_cuda() const { return group && group->cuda_count() > 0; }
 };
 
@@ -220,7 +220,7 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
   if (done) done = refuse_losses();
   if (done) done = replace_inherited(true);
   if (!done && journal) {
-    STASIS_TRY(roll_back(Stillness::Keeper::kParking));
+    STASIS_TRY(roll_back());
   }
   return done;
 }
@@ -295,9 +295,9 @@ Result<void> DumpSession::State::refuse_late_workers() {
               "dump once more");
 }
 
-Result<void> DumpSession::State::roll_back(Stillness::Keeper keeper) {
+Result<void> DumpSession::State::roll_back() {
   auto back = group->roll_back();
-  if (back) back = unrestorable.take_back(keeper);
+  if (back) back = unrestorable.take_back();
   if (back && journal) {
     journal->finish();
     journal.reset();
@@ -344,28 +344,80 @@ Result<void> DumpSession::lock_tree() {
       awake_threads,
       [state = state_, result, root = *root_, time] {
         Result<void> done = state->lock(root, time.for_driver);
+        const auto end = [&] {
+          *result = std::move(done);
+          state->lock_ended = true;
+        };
+        {
+          const std::scoped_lock guard(state->mutex);
+          if (!done || !state->interrupt.requested()) return end();
+        }
+        // Too late.
+        done = state->roll_back();
+        if (done) done = state->interrupt.check();
         const std::scoped_lock guard(state->mutex);
-        *result = std::move(done);
-        state->lock_ended = true;
-        if (state->given_up && *result && state->group)
-          (void)state->roll_back(Stillness::Keeper::kParking);
+        end();
       },
       time.in_all);
   {
     const std::scoped_lock guard(state_->mutex);
     if (state_->lock_ended) return std::move(*result);
-    state_->given_up = true;
     state_->interrupt.request(SIGALRM);
+  }
+  wait_for_agents();
+  {
+    const std::scoped_lock guard(state_->mutex);
+    if (state_->lock_ended) {
+      if (*result || result->error().code != ErrorCode::kInterrupted) return std::move(*result);
+      return fail(ErrorCode::kTimeout,
+                  fmt::format("the memory of the tree's programs that the driver cannot restore "
+                              "takes longer than CRIU's time to be given up; after {} ms they "
+                              "have taken it again, and run on",
+                              time.in_all.count()),
+                  "give criu more time (--timeout)");
+    }
+    state_->given_up = true;
   }
   // The driver lets go of a process as soon as the caller of a pending lock has gone (580.159.04,
   // tests/conformance, killed_locker); criu ends now.
   unlock_one_by_one();
-  return fail(
-      ErrorCode::kTimeout,
-      fmt::format("the driver has not answered for {} ms; the tree runs on", time.in_all.count()),
-      fmt::format("see `dmesg` for messages of the NVIDIA driver, and `stasis ps` for what "
-                  "the processes do; `stasis recover {}` makes sure of them",
-                  root_->value));
+  const std::string still = behind_gates();
+  return fail(ErrorCode::kTimeout,
+              fmt::format("the driver has not answered for {} ms; {}", time.in_all.count(),
+                          still.empty()
+                              ? "the tree runs on"
+                              : "without memory that was given up stands still: process " + still),
+              fmt::format("see `dmesg` for messages of the NVIDIA driver, and `stasis ps` for what "
+                          "the processes do; when criu has ended, `stasis recover {}` {}",
+                          root_->value, still.empty() ? "makes sure of them" : "lets them go on"));
+}
+
+// Left while they move memory, the programs of agents would stand still. Their own time is limited.
+void DumpSession::wait_for_agents() {
+  constexpr milliseconds kBetween{500};
+  const UnrestorableMemory& memory = state_->unrestorable;
+  auto moved = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - moved < kBetween) {
+    if (memory.is_moving()) {
+      // CRIU ends by an abort five seconds after its alarm.
+      const itimerval none{};
+      (void)::setitimer(ITIMER_REAL, &none, nullptr);
+      moved = std::chrono::steady_clock::now();
+    }
+    std::this_thread::sleep_for(milliseconds(5));
+    const std::scoped_lock guard(state_->mutex);
+    if (state_->lock_ended) return;
+  }
+}
+
+// The processes of the tree whose agents have closed their gates and not opened them.
+std::string DumpSession::behind_gates() {
+  const std::scoped_lock guard(state_->mutex);
+  std::string list;
+  for (const JournalTarget& target : state_->targets)
+    if (!threads_that_take_back(target.pid).empty())
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", target.pid.value);
+  return list;
 }
 
 // Those that another thread has locked while it waits for one that does not answer.
@@ -524,9 +576,8 @@ Result<void> DumpSession::roll_back() {
   STASIS_TRY_ASSIGN(auto awake, wake_tree(*state_->driver, *root_, Acting::kDriverAndAgents));
   const auto result = std::make_shared<Result<void>>();
   const auto limit = timeout(bytes_in_host_memory(*root_));
-  const auto keeper = awake.empty() ? Stillness::Keeper::kParking : Stillness::Keeper::kTracer;
   const bool in_time = proc::run_beside(
-      awake, [state = state_, result, keeper] { *result = state->roll_back(keeper); }, limit);
+      awake, [state = state_, result] { *result = state->roll_back(); }, limit);
   auto asleep = put_to_sleep(awake);
   if (!in_time) {
     const std::scoped_lock guard(state_->mutex);
@@ -589,7 +640,7 @@ void DumpSession::settle() {
               done.error());
   }
   state_->group->dismiss();
-  if (auto back = state_->unrestorable.take_back(Stillness::Keeper::kParking); !back) {
+  if (auto back = state_->unrestorable.take_back(); !back) {
     well = false;
     log_error("the processes were to end and live", back.error());
   }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "driver/driver.h"
 
@@ -33,7 +34,9 @@ class DumpSession {
   Result<void> checkpoint_tree();
   Result<void> record_image();
   Result<void> roll_back();
+  void wait_for_agents();
   void unlock_one_by_one();
+  std::string behind_gates();
   int answer(Pid pid) const;
 
   std::shared_ptr<State> state_;

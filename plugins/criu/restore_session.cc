@@ -81,7 +81,7 @@ Result<void> take_unrestorable_back(Driver& driver, const Group& group) {
   NoProgress quiet;
   UnrestorableMemory unrestorable;
   STASIS_TRY(unrestorable.find({driver, never, quiet, {}}, group));
-  return unrestorable.take_back(Stillness::Keeper::kTracer);
+  return unrestorable.take_back();
 }
 
 }  // namespace

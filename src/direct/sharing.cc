@@ -414,8 +414,7 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   return done;
 }
 
-Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads,
-                        Stillness::Keeper keeper) {
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
   std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
   for (AgentClient& agent : agents) {
     if (agent.detached_count() == 0 || !agent.pidfd().alive()) continue;
@@ -423,7 +422,7 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
   }
   if (missing.empty()) return {};
   fault_only(FaultPoint::kDirectAttach);
-  Stillness still(keeper);
+  Stillness still;
   for (auto& [agent, ids] : missing)
     STASIS_TRY(still.keep(*agent, threads));
   for (auto& [agent, ids] : missing)

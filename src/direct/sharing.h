@@ -79,7 +79,6 @@ Result<void> refuse_late_sharing(const Environment& env, const Group& group, con
 Result<void> detach_all(AgentSet& agents, const DriverThreads& threads);
 // All processes that miss memory of others take it again. Their owners are among the agents, or
 // among `lenders`, whose programs may run. The driver must hold none of them.
-Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads,
-                        Stillness::Keeper keeper = Stillness::Keeper::kParking);
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads);
 
 }  // namespace stasis

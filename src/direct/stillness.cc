@@ -1,5 +1,7 @@
 #include "direct/stillness.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -8,6 +10,7 @@
 
 #include "base/trace.h"
 #include "proc/parking.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 
@@ -19,6 +22,12 @@ std::chrono::milliseconds replacing_time(const direct::AgentClient& agent) {
   constexpr std::uint64_t kMost = std::uint64_t{256} << 30;
   const std::uint64_t managed = std::min(agent.managed_areas() * direct::kManagedArea, kMost);
   return kMapping + direct::copy_time(managed);
+}
+
+// Each by itself: CRIU may fail when it has taken a part of the tree.
+bool is_held_by_us(Pid pid) {
+  const auto details = proc::ProcFs().details(pid);
+  return details && details->tracer == ::getpid();
 }
 
 }  // namespace
@@ -37,8 +46,8 @@ Result<void> note_driver_threads(const AgentSet& agents,
 }
 
 Result<void> Stillness::keep(const direct::AgentClient& agent, const DriverThreads& threads) {
-  if (agent.managed_areas() == 0 || keeper_ == Keeper::kTracer) return {};
   const Pid pid = agent.pid();
+  if (agent.managed_areas() == 0 || is_held_by_us(pid)) return {};
   const Span span(TraceKind::kDriver, "keep threads still", pid);
   const auto drivers = threads.find(pid);
   if (drivers == threads.end()) {

@@ -32,19 +32,14 @@ Result<void> finish_stillness(const Environment& env, const Process& process);
 
 class Stillness {
  public:
-  // Who keeps the threads still.
-  enum class Keeper {
-    kParking,  // this does
-    kTracer,   // a tracer already has them all, but those by which the driver and the agent act
-  };
-
-  explicit Stillness(Keeper keeper = Keeper::kParking) : keeper_(keeper) {}
+  Stillness() = default;
   Stillness(const Stillness&) = delete;
   Stillness& operator=(const Stillness&) = delete;
   ~Stillness() { (void)end(); }
 
   // Parks all threads of the agent's process but its own and the driver's, if it has such memory.
-  // The errors of park_threads(); kInternal if the driver's thread was not noted.
+  // Not where the first thread of this process, as CRIU's, has them all by ptrace. The errors of
+  // park_threads(); kInternal if the driver's thread was not noted.
   Result<void> keep(const direct::AgentClient& agent, const DriverThreads& threads);
   // Waits for the agent's answer to the command that replaces the memory. If there is none, it may
   // still be at it: its process's threads stay parked then, until finish_stillness().
@@ -53,7 +48,6 @@ class Stillness {
   Result<void> end();
 
  private:
-  Keeper keeper_;
   std::vector<Pid> kept_;
 };
 

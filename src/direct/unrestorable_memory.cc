@@ -57,10 +57,12 @@ Result<void> UnrestorableMemory::give_up(const Environment& env, Group& group,
   done = hold_back_settled(env, group, agents_, timeout, [](bool) {});
   if (done) done = refuse(env, group);
   if (done) done = note_driver_threads(agents_, running(group), driver_threads_);
+  moving_ = true;
   if (done) done = detach_all(agents_, driver_threads_);
+  moving_ = false;
   if (done) return {};
   group.forget_gates();
-  auto back = take_back(Stillness::Keeper::kParking);
+  auto back = take_back();
   return back ? done : back;
 }
 
@@ -72,13 +74,17 @@ Result<void> UnrestorableMemory::find(const Environment& env, const Group& group
   return agents_.find_evicted(env, closed);
 }
 
-Result<void> UnrestorableMemory::take_back(Stillness::Keeper keeper) {
+Result<void> UnrestorableMemory::take_back() {
   AgentSet none;
   for (AgentClient& agent : agents_)
     agent.heed_second_only();
   agents_.drop_ended();
-  auto done = attach_all(agents_, none, driver_threads_, keeper);
+  moving_ = true;
+  auto done = attach_all(agents_, none, driver_threads_);
+  // Their gates were not closed, or were opened before.
+  agents_.drop_running();
   if (done) done = agents_.open();
+  moving_ = false;
   agents_.drop_ended();
   if (!done && !agents_.empty()) {
     done.error().code = ErrorCode::kNotRolledBack;

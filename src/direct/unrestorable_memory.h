@@ -7,6 +7,7 @@
 // (docs/adr/0046-shared-memory.md, 0048-managed-memory.md). One thread at a time.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <vector>
 
@@ -28,9 +29,12 @@ class UnrestorableMemory {
   Result<void> find(const Environment& env, const Group& group);
 
   // Nothing is missing anywhere, and the programs run on. The driver must hold none of the
-  // processes, and at least the agents' threads must be able to run; `keeper` keeps the others
-  // still. After an error `stasis recover` has to take it again.
-  Result<void> take_back(Stillness::Keeper keeper);
+  // processes, and at least the agents' threads must be able to run. After an error `stasis
+  // recover` has to take it again.
+  Result<void> take_back();
+  // An agent is being waited for that moves memory: left now, its program would stand still.
+  // Thread-safe.
+  bool is_moving() const { return moving_; }
 
  private:
   Result<bool> is_any();
@@ -38,6 +42,7 @@ class UnrestorableMemory {
 
   AgentSet agents_;
   DriverThreads driver_threads_;
+  std::atomic<bool> moving_ = false;
 };
 
 // The agents' threads of a process whose gate was closed: it has given up what it shares, or stands

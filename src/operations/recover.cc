@@ -38,7 +38,6 @@ Result<void> restore_state(Driver& driver, Process& process) {
 
 struct Recovered {
   Process process;
-  bool driver_done = false;  // otherwise it was only stopped
   CudaState initial{};
 };
 
@@ -71,7 +70,7 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
     auto done = bring_stopped_to(*process, target.initial);
     if (!done && !process->alive()) return std::optional<Recovered>();
     STASIS_TRY(std::move(done));
-    return std::optional<Recovered>({std::move(*process), false, target.initial});
+    return std::optional<Recovered>({std::move(*process), target.initial});
   }
   STASIS_TRY_ASSIGN(auto state, process->cuda_state());
   // A record of a restore has no start times yet: a number that another program got has no CUDA
@@ -88,7 +87,7 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
   // CRIU ends what it was restoring when it sees that its tool does not answer any more.
   if (!done && !process->alive()) return std::optional<Recovered>();
   STASIS_TRY(std::move(done));
-  return std::optional<Recovered>({std::move(*process), true, target.initial});
+  return std::optional<Recovered>({std::move(*process), target.initial});
 }
 
 // The GPU memory of these processes, which the driver lets run.
@@ -120,7 +119,7 @@ std::vector<std::vector<const Process*>> by_memory(const std::vector<Recovered>&
   std::vector<const Process*> together;
   std::vector<std::vector<const Process*>> groups;
   for (const Recovered& one : recovered) {
-    if (!one.driver_done || one.initial != CudaState::kRunning) continue;
+    if (one.initial != CudaState::kRunning) continue;
     const auto agent = direct::AgentClient::probe(one.process.pid());
     if (agent && *agent && (*agent)->shares)
       together.push_back(&one.process);

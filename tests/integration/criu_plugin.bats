@@ -828,6 +828,53 @@ start_ranks() {
   restored_verifies 3
 }
 
+@test "stuck: criu is killed when it has stopped ranks to end them" {
+  start_ranks 2
+  script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
+  criu dump --tree "$TARGET" --network-lock skip --action-script "$BATS_TEST_TMPDIR/script"
+  wait_until 60 in_state checkpointed "${CHILDREN[@]}"
+  kill -STOP "${CHILDREN[@]}"
+  done_by recover --all
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+}
+
+# bats test_tags=long
+@test "stuck: the lock hangs past CRIU's time-out when ranks have given up what they share: it says so" {
+  start_ranks 2
+  STASIS_SIM_FAULTS="lock:hang pid=${CHILDREN[1]}" \
+    criu_fails dump --tree "$TARGET" --network-lock skip --timeout 4
+  logged dump "stands still: process ${CHILDREN[0]}, ${CHILDREN[1]} [timeout]"
+  done_by recover --all
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+}
+
+@test "a rank that waits for one that another tool has locked: the dump takes too long, and says so" {
+  start_ranks 2
+  cuda-checkpoint --action lock --pid "${CHILDREN[1]}"
+  criu_fails dump --tree "$TARGET" --network-lock skip --timeout 2
+  logged dump "[timeout]"
+  fails logged dump "not-rolled-back" 2>/dev/null
+  nothing_left
+  cuda-checkpoint --action unlock --pid "${CHILDREN[1]}"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+}
+
+@test "managed memory takes longer than CRIU's time to be given up: it is taken again, and the program goes on" {
+  STASIS_SIM_FAULTS=transfer:delay=100ms LD_PRELOAD=$agent start_target managed --size 8M --pause-ms 5
+  criu_fails dump --tree "$TARGET" --timeout 2
+  logged dump "have taken it again, and run on [timeout]; what to do: give criu more time (--timeout)"
+  in_state running
+  target_goes_on
+  nothing_left
+  restored_verifies
+}
+
 @test "managed memory of programs with the agent goes there and back, also if the dump fails" {
   LD_PRELOAD=$agent start_target managed --size 64M --pause-ms 5
   criu_does dump --tree "$TARGET" --leave-running
