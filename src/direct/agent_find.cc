@@ -129,9 +129,9 @@ std::string ProbedAgent::until_when(Pid pid) const {
     return "stands still until its GPU memory is back; its agent is of another version: use the "
            "stasis that came with it";
   }
-  // Only a tool finds content in an image, and an agent whose process the driver holds does nothing
-  // by itself.
-  if (content_id != ContentId{} || state == AgentState::kHeld || detached) {
+  // Only a tool finds content in an image, or sees what others still miss of memory that is shared,
+  // and an agent whose process the driver holds does nothing by itself.
+  if (content_id != ContentId{} || state == AgentState::kHeld || detached || shares) {
     return fmt::format("stands still until `stasis recover {}` brings its GPU memory back",
                        pid.value);
   }

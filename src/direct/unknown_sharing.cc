@@ -81,8 +81,15 @@ Obstacle unknown(Pid pid, std::string what) {
 bool knows_sharing(Pid pid) {
   const auto agent = direct::AgentClient::probe(pid);
   // One that came later does not know what the program had imported before.
-  if (agent && agent->has_value()) return (*agent)->origin == direct::AgentOrigin::kStarted;
+  if (agent && agent->has_value())
+    return (*agent)->of_our_version && (*agent)->origin == direct::AgentOrigin::kStarted;
   return agent_library(pid) == AgentLibrary::kWorks;
+}
+
+// It knows, and cannot be asked; what it serves looks like another's.
+bool is_of_another_version(Pid pid) {
+  const auto agent = direct::AgentClient::probe(pid);
+  return agent && agent->has_value() && !(*agent)->of_our_version;
 }
 
 void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle>& out) {
@@ -139,6 +146,15 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
   }
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
+    if (is_of_another_version(pid)) {
+      out.push_back(unknown(
+          pid,
+          "GPU memory of which it is not known whether it is another process's, because its agent "
+          "is of another version; memory of another process the driver saves and cannot restore "
+          "(the job would be lost)"));
+      out.back().remedy = "use the stasis that came with that agent";
+      continue;
+    }
     auto survey = attach::survey_gpu_memory(pid, simulated);
     if (survey) {
       // Its own may be what the other has imported: suspended alone it would come back with other

@@ -16,6 +16,7 @@ namespace stasis {
 // which cannot be seen from outside. `members` run. Where a process cannot be asked it is red only
 // if the process shares host memory with another of them, which may be how they share that of the
 // GPU; otherwise yellow.
+// One with an agent of another version is red.
 std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& members, bool simulated);
 
 }  // namespace stasis

@@ -322,6 +322,28 @@ END
   target_verifies
 }
 
+@test "ranks whose agents are of another version are refused, and not left to the driver" {
+  local way child LIKE=''
+  start_ranks 2
+  for child in "${CHILDREN[@]}"; do
+    python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" version 9
+  done
+  for way in "" --path=driver; do
+    # shellcheck disable=SC2086 # or no argument
+    refused 8 not-supported suspend "$TARGET" $way
+    assert_contains "$err" "use the stasis that came with that agent"
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+  done
+  for child in "${CHILDREN[@]}"; do
+    python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" version 4
+  done
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 @test "a tool that is killed while memory is given up or taken again leaves a job that recover brings back" {
   start_ranks 2
   killed_in_the_middle "${CHILDREN[@]}"
