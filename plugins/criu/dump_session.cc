@@ -473,8 +473,8 @@ Result<void> DumpSession::State::refuse_tiles() const {
 Result<void> DumpSession::State::checkpoint() {
   STASIS_TRY_ASSIGN(auto more, group->probe_again());
   group->leave_threads_alone();
-  Result<void> done;
-  if (more) done = refuse_late_losses();
+  auto done = unrestorable.check_sharers_live();
+  if (done && more) done = refuse_late_losses();
   if (done && more) done = group->lock(kLateLock, interrupt);
   // Once more: the lock may have taken seconds.
   looked_at.clear();

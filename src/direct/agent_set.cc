@@ -7,6 +7,7 @@
 #include "base/fault_point.h"
 #include "direct/agent_lookup.h"
 #include "direct/composite_content.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 
@@ -15,6 +16,15 @@ using direct::AgentCommand;
 using direct::AgentState;
 using direct::copy_time;
 using direct::is_away;
+
+namespace {
+
+// Also one whose threads a tracer has.
+bool has_ended(const AgentClient& agent) {
+  return !agent.pidfd().alive() || proc::ProcFs().has_ended(agent.pid());
+}
+
+}  // namespace
 
 void tell_of_driver(const Environment& env, const std::string& why) {
   env.tell("the driver's path is taken: " + why);
@@ -119,8 +129,17 @@ bool AgentSet::has(Pid pid) const {
                      [&](const AgentClient& agent) { return agent.pid() == pid; });
 }
 
-void AgentSet::drop_ended() {
-  std::erase_if(agents_, [](const AgentClient& agent) { return !agent.pidfd().alive(); });
+void AgentSet::drop_ended() { std::erase_if(agents_, has_ended); }
+
+Result<void> AgentSet::check_sharers_live() const {
+  for (const AgentClient& agent : agents_) {
+    if (agent.share_count() == 0 || !has_ended(agent)) continue;
+    return fail(ErrorCode::kProcessGone,
+                fmt::format("process {}, which shares GPU memory with others, has ended meanwhile",
+                            agent.pid().value),
+                "start the job again, or restore it from an image");
+  }
+  return {};
 }
 
 void AgentSet::drop_running() {

@@ -69,6 +69,9 @@ class AgentSet {
   // Leaves them as they are.
   void clear() { agents_.clear(); }
   void drop_ended();
+  // kProcessGone if one has ended that shares memory: an image without it holds what nothing can
+  // restore.
+  Result<void> check_sharers_live() const;
   void drop_running();
 
   // Adds the agents of those processes whose memory is there. A process whose agent cannot be asked

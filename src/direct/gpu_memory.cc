@@ -12,6 +12,7 @@ namespace stasis {
 using direct::AgentState;
 
 Result<void> GpuMemory::finish_out(Phases& phases) {
+  STASIS_TRY(state_->agents.check_sharers_live());
   if (!state_->mover.copies_beside()) return {};
   phases.begin("copy out");
   state_->mover.wait_for_copy();

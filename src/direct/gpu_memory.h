@@ -53,7 +53,8 @@ class GpuMemory {
     return stasis::move_out(*state_, env, group, options, phases);
   }
   // Called when the driver has checkpointed all processes, before they are left like that. After an
-  // error they have to be rolled back. The phase is "copy out", if there is anything to do.
+  // error they have to be rolled back: kProcessGone, AgentSet::check_sharers_live(). The phase is
+  // "copy out", if there is anything to do.
   Result<void> finish_out(Phases& phases);
   // Waits until the mover copies no more. Called before any process that the driver holds is let
   // go. Enters into `why`, the failure that it is called for, what the copy says to try next.

@@ -208,7 +208,8 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   }
   // The agents need that room.
   (void)state.prefetch.release();
-  if (auto shared = attach_all(state); !shared) {
+  const auto shared = attach_all(state);
+  if (!shared) {
     messages = shared.error().message;
     remedies = shared.error().remedy;
   }
@@ -219,6 +220,11 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
     if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
       back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;
+    // That is said already.
+    if (!shared && agent.detached_count() != 0) {
+      if (remedies.empty()) remedies = fmt::format("`stasis recover {}`", agent.pid().value);
+      continue;
+    }
     // Another program has taken its place, and runs.
     if (back.error().code == ErrorCode::kProcessGone) {
       state.gone = std::move(back.error());

@@ -148,6 +148,22 @@ Result<void> check_imports(const std::vector<ProcessShares>& processes, const Ow
   return {};
 }
 
+// What has been given up and cannot be had again, as its owner lives no more.
+Result<void> check_owners_live(const std::vector<ProcessShares>& processes, const Owners& owners) {
+  for (const ProcessShares& process : processes) {
+    const auto orphans = orphans_of(process, processes, owners);
+    if (orphans.count == 0 || !find_owners(process.pid, orphans.services).empty()) continue;
+    return fail(ErrorCode::kNotRolledBack,
+                fmt::format("process {} has given up {} of GPU memory of a process that has ended "
+                            "meanwhile, or has freed it, and nothing brings that back",
+                            process.pid.value, pieces(orphans.count, orphans.bytes)),
+                fmt::format("end it (`kill -9 {}`), and start the job again, or restore it from an "
+                            "image if there is one",
+                            process.pid.value));
+  }
+  return {};
+}
+
 // A piece by CUDA IPC says how often it is open, and a process how many others have memory of its
 // by descriptor. The process that says more than the others do.
 struct OpenElsewhere {
@@ -414,7 +430,9 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   return done;
 }
 
-Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
+namespace {
+
+Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
   std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
   for (AgentClient& agent : agents) {
     if (agent.detached_count() == 0 || !agent.pidfd().alive()) continue;
@@ -449,6 +467,7 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
     }
   }
   STASIS_TRY_ASSIGN(const auto owners, owners_of(known));
+  STASIS_TRY(check_owners_live(known, owners));
   STASIS_TRY(check_imports(known, owners));
   // One descriptor for all that import the piece.
   std::map<ShareId, UniqueFd> borrowed;
@@ -476,6 +495,21 @@ Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads
       if (agent.share_count() != 0) STASIS_TRY(agent.ask(AgentCommand::kNone, 0, kAtOnce));
   fault_only(FaultPoint::kDirectAttached);
   return {};
+}
+
+}  // namespace
+
+Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
+  for (;;) {
+    agents.drop_ended();
+    lenders.drop_ended();
+    const auto before = agents.size() + lenders.size();
+    auto done = attach_living(agents, lenders, threads);
+    if (done) return done;
+    agents.drop_ended();
+    lenders.drop_ended();
+    if (agents.size() + lenders.size() == before) return done;
+  }
 }
 
 }  // namespace stasis

@@ -78,7 +78,8 @@ Result<void> refuse_late_sharing(const Environment& env, const Group& group, con
 // Threads that reach managed memory are kept still meanwhile, as in attach_all().
 Result<void> detach_all(AgentSet& agents, const DriverThreads& threads);
 // All processes that miss memory of others take it again. Their owners are among the agents, or
-// among `lenders`, whose programs may run. The driver must hold none of them.
+// among `lenders`, whose programs may run. The driver must hold none of them. Forgets processes
+// that have ended.
 Result<void> attach_all(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads);
 
 }  // namespace stasis

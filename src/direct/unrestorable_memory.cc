@@ -78,7 +78,6 @@ Result<void> UnrestorableMemory::take_back() {
   AgentSet none;
   for (AgentClient& agent : agents_)
     agent.heed_second_only();
-  agents_.drop_ended();
   moving_ = true;
   auto done = attach_all(agents_, none, driver_threads_);
   // Their gates were not closed, or were opened before.
@@ -86,7 +85,7 @@ Result<void> UnrestorableMemory::take_back() {
   if (done) done = agents_.open();
   moving_ = false;
   agents_.drop_ended();
-  if (!done && !agents_.empty()) {
+  if (!done && !agents_.empty() && done.error().code != ErrorCode::kNotRolledBack) {
     done.error().code = ErrorCode::kNotRolledBack;
     done.error().remedy = fmt::format("`stasis recover {}`", agents_.begin()->pid().value);
   }

@@ -32,6 +32,8 @@ class UnrestorableMemory {
   // processes, and at least the agents' threads must be able to run. After an error `stasis
   // recover` has to take it again.
   Result<void> take_back();
+  // AgentSet::check_sharers_live().
+  Result<void> check_sharers_live() const { return agents_.check_sharers_live(); }
   // An agent is being waited for that moves memory: left now, its program would stand still.
   // Thread-safe.
   bool is_moving() const { return moving_; }

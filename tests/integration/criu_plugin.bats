@@ -867,6 +867,45 @@ start_ranks() {
   nothing_left
 }
 
+# Its parent stands still, and does not end the others.
+@test "a rank is killed when criu has announced the dump: no image is made that nothing can restore" {
+  local rc=0 tool
+  start_ranks 2
+  kill -STOP "$TARGET"
+  (STASIS_SIM_FAULTS="lock:delay=2s pid=${CHILDREN[0]}" exec "$(real_criu)" dump --tree "$TARGET" --network-lock skip \
+    --images-dir "$image" --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 works_on_it "$tool"
+  kill -KILL "${CHILDREN[1]}"
+  wait "$tool" || rc=$?
+  assert_equal "$rc" 1
+  logged dump "process ${CHILDREN[1]}, which shares GPU memory with others, has ended meanwhile"
+  logged dump "end it (\`kill -9 ${CHILDREN[0]}\`)"
+  kill -KILL "${CHILDREN[0]}" "$TARGET"
+  done_by recover --all
+  nothing_left
+}
+
+@test "a process that has another's memory is killed in the checkpoint: its owner goes on" {
+  local go=$BATS_TEST_TMPDIR/go child rc=0 tool
+  start_doing share "$go"
+  touch "$go"
+  wait_until 60 test -s "$go.done"
+  child=$(children_of "$TARGET")
+  (STASIS_SIM_FAULTS="checkpoint:delay=2s pid=$TARGET" exec "$(real_criu)" dump --tree "$TARGET" --leave-running \
+    --images-dir "$image" --log-file dump.log -v4 --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 works_on_it "$tool"
+  kill -KILL "$child"
+  wait "$tool" || rc=$?
+  assert_equal "$rc" 1
+  logged dump "the processes are as they were"
+  target_goes_on
+  nothing_left
+}
+
 @test "managed memory takes longer than CRIU's time to be given up: it is taken again, and the program goes on" {
   STASIS_SIM_FAULTS=transfer:delay=100ms LD_PRELOAD=$agent start_target managed --size 8M --pause-ms 5
   criu_fails dump --tree "$TARGET" --timeout 2

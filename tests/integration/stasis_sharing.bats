@@ -322,6 +322,26 @@ END
   target_verifies
 }
 
+# Its parent stands still, and does not end the others.
+@test "a rank that is killed while the job is dumped fails the dump: an image without it would be of no use" {
+  local rc=0 tool
+  start_ranks 2
+  kill -STOP "$TARGET"
+  STASIS_SIM_FAULTS="checkpoint:delay=2s pid=${CHILDREN[0]}" \
+    stasis dump "$TARGET" --images-dir "$image" >/dev/null 2>"$BATS_TEST_TMPDIR/said" 3>&- &
+  tool=$!
+  wait_until 60 works_on_it "$tool"
+  kill -KILL "${CHILDREN[1]}"
+  wait "$tool" || rc=$?
+  assert_equal "$rc" 12 "$(cat "$BATS_TEST_TMPDIR/said")"
+  assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" "process ${CHILDREN[0]} has given up 1 piece"
+  assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" "end it (\`kill -9 ${CHILDREN[0]}\`), and start the job again"
+  [[ ! -e $image/manifest.json ]]
+  kill -KILL "${CHILDREN[0]}" "$TARGET"
+  done_by recover --all
+  nothing_left
+}
+
 @test "ranks whose agents are of another version are refused, and not left to the driver" {
   local way child LIKE=''
   start_ranks 2
