@@ -15,7 +15,7 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/bring_back_alone.h"
-#include "direct/sharing.h"
+#include "direct/left_to_driver.h"
 #include "driver/gpu_plan.h"
 #include "help.h"
 

@@ -25,6 +25,7 @@
 #include "checkpoint/stopped_process.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
+#include "direct/left_to_driver.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
 #include "direct/unrestorable_memory.h"

@@ -18,9 +18,9 @@
 #include "direct/agent_set.h"
 #include "direct/content_sources.h"
 #include "direct/environment.h"
+#include "direct/left_to_driver.h"
 #include "direct/move_out.h"
 #include "direct/prefetch.h"
-#include "direct/sharing.h"
 
 namespace stasis {
 

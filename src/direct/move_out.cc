@@ -14,6 +14,7 @@
 #include "base/fault_point.h"
 #include "direct/agent_lookup.h"
 #include "direct/hold_back.h"
+#include "direct/left_to_driver.h"
 #include "direct/move_in.h"
 #include "direct/remote_memory.h"
 #include "direct/sharing.h"

@@ -38,12 +38,6 @@ bool may_settle(const std::vector<ProcessShares>& processes);
 // the programs run. `quiesced`: then all of that has to be gone. Returns what it has left out.
 std::vector<Obstacle> drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced = false);
 
-// kNotSupported if one of them has a multicast object (cuMulticastCreate), which neither the driver
-// nor an agent brings back.
-Result<void> refuse_multicast(const AgentSet& agents);
-// kNotSupported if one of them has managed memory, which the driver is not to be asked about.
-Result<void> refuse_managed(const AgentSet& agents);
-
 // For how long the tool waits for it, and when it asks again.
 constexpr std::chrono::milliseconds kHandOver{2000};
 constexpr std::chrono::milliseconds kHandOverPause{10};
@@ -56,22 +50,6 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
                                                           const Interrupt& interrupt);
 // Whether any of them has another's memory.
 bool any_imports(const std::vector<ProcessShares>& processes);
-
-// Whether the process has memory that the driver saves and cannot restore: another's, its own that
-// another has, which would have another one's content afterwards, or the host's from cuMemCreate.
-Result<bool> is_lost_by_driver(direct::AgentClient& agent);
-
-// For tools by which the driver alone moves the memory: NVIDIA's utility as we stand in for it, the
-// plugin for CRIU, the single calls of C and Python. kNotSupported if the process would be lost by
-// that, as its agent says, or may be, as it does not answer.
-Result<void> refuse_loss_by_driver(const Process& process);
-
-// Called when the gates of `agents` are closed, and the driver has locked the other processes of
-// the group. kBusy, to be tried once more, if one of those has begun to share memory since the
-// agents were found: nothing would take it away before the driver's checkpoint, whose restore
-// fails. `by_driver`: what no other process has of it may go that way.
-Result<void> refuse_late_sharing(const Environment& env, const Group& group, const AgentSet& agents,
-                                 bool by_driver);
 
 // All gates are closed: every process gives up what it has of others. After an error some have, and
 // attach_all() brings it back.

@@ -6,6 +6,7 @@
 
 #include "direct/agent_lookup.h"
 #include "direct/hold_back.h"
+#include "direct/left_to_driver.h"
 #include "direct/sharing.h"
 
 namespace stasis {

@@ -13,6 +13,7 @@
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/inherited_files.h"
 #include "direct/agent_client.h"
+#include "direct/left_to_driver.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
 #include "doctor/criu_obstacles.h"

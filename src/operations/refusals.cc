@@ -10,6 +10,7 @@
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
+#include "direct/left_to_driver.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
 #include "operations/neighbours.h"
