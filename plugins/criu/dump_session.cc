@@ -3,6 +3,7 @@
 // each.
 #include "dump_session.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 
@@ -18,11 +19,13 @@
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/stopped_process.h"
+#include "criu/criu_files.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
 #include "direct/left_to_driver.h"
@@ -102,6 +105,7 @@ struct DumpSession::State {
   std::vector<JournalTarget> targets;
 
   Result<void> lock(Pid root, milliseconds timeout);
+  Result<void> lock_once(Pid root, milliseconds timeout);
   Result<void> enter_journal();
   Result<void> refuse_obstacles();
   Result<void> give_up_unrestorable(milliseconds timeout);
@@ -203,7 +207,20 @@ Result<void> DumpSession::State::refuse_obstacles() {
   return fail(std::move(why));
 }
 
+// A program may begin to share memory between any two steps.
 Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
+  constexpr int kTries = 5;
+  const auto start = Clock::now();
+  for (int tries = 1;; ++tries) {
+    const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - start);
+    auto done = lock_once(root, std::max(left, milliseconds(1)));
+    if (done || done.error().retry != Retry::kSame || tries == kTries) return done;
+    STASIS_TRY(interrupt.check());
+  }
+}
+
+Result<void> DumpSession::State::lock_once(Pid root, milliseconds timeout) {
+  all_restorable = false;
   STASIS_TRY_ASSIGN(auto opened, Group::open(*driver, root));
   group.emplace(std::move(opened));
   group->on_members_changed = [this](const auto&) { return enter_journal(); };
@@ -263,11 +280,13 @@ Result<void> DumpSession::State::refuse_losses() const {
   for (const GroupMember& member : group->members()) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     if (!member.process.alive()) continue;
-    if (auto may = refuse_loss_by_driver(member.process); !may) {
-      may.error().remedy +=
-          fmt::format("; if you know better: {}=1 in criu's environment", kIgnoreVariable);
-      return may;
-    }
+    auto may = refuse_loss_by_driver(member.process);
+    if (may) continue;
+    // What it shared before has been given up, or refused.
+    may.error().code = ErrorCode::kBusy;
+    may.error().retry = Retry::kSame;
+    may.error().remedy = "dump once more; " + may.error().remedy;
+    return may;
   }
   return {};
 }
@@ -591,8 +610,23 @@ Result<void> DumpSession::roll_back() {
   return asleep;
 }
 
+// CRIU has written all its files. A connection that waits to be accepted, as an agent's that asks
+// for memory just now, it restores only in this order.
+void DumpSession::order_sockets() {
+  const auto directory = image_directory();
+  if (!directory) return;
+  const UniqueFd own(::fcntl(*directory, F_DUPFD_CLOEXEC, 0));
+  Result<void> done;
+  if (own.valid())
+    done = put_listeners_first(own);
+  else
+    done = fail(errno_error("cannot copy a descriptor", errno));
+  if (!done) log_error("the image may not be restored", done.error());
+}
+
 void DumpSession::finish(bool failed) {
   if (!locked_ || !state_->has_cuda()) return;
+  if (!failed) order_sockets();
   should_die_ = !failed && ends_tasks() == true;
   if (!should_die_) {
     auto done = roll_back();

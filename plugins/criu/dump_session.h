@@ -33,6 +33,7 @@ class DumpSession {
   Result<void> lock_tree();
   Result<void> checkpoint_tree();
   Result<void> record_image();
+  void order_sockets();
   Result<void> roll_back();
   void wait_for_agents();
   void unlock_one_by_one();

@@ -170,6 +170,9 @@ Result<void> AgentSet::find_running(const Environment& env,
   for (const Process* process : processes) {
     if (!process->alive()) continue;
     auto agent = find_begun_agent(env, *process, deadline);
+    // It has begun since.
+    if (agent && !*agent && AgentClient::says_it_shares(process->pid()))
+      agent = find_begun_agent(env, *process, deadline);
     if (!agent && (is_held_up(agent.error()) || AgentClient::says_it_shares(process->pid())))
       return fail(std::move(agent.error()));
     if (!agent) {

@@ -31,7 +31,8 @@ Result<bool> UnrestorableMemory::is_any() {
   bool any = false;
   for (AgentClient& agent : agents_) {
     STASIS_TRY_ASSIGN(const bool shared, is_lost_by_driver(agent));
-    any = any || shared || agent.managed_areas() != 0;
+    any = any || shared || agent.managed_areas() != 0 || agent.driver_share_count() != 0 ||
+          agent.multicast_count() != 0;
   }
   return any;
 }

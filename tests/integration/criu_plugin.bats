@@ -953,6 +953,36 @@ start_ranks() {
   restored_verifies
 }
 
+# CRIU restores a connection that waits to be accepted only behind the socket that is to accept it.
+@test "processes that wait for what the owner of memory says are restored, and open it then" {
+  local go=$BATS_TEST_TMPDIR/go number owner openers pid
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid bash -c '
+    trap : TERM
+    for number in 1 2 3; do stasis-agent-target open-shared "$2.done.$number" "$2" & done
+    stasis-agent-target share-large "$1" "$2" &
+    wait' - "$TARGET_STATUS" "$go") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  four_there() { (($(pgrep -c -P "$TARGET" -x stasis-agent-ta) == 4)); }
+  wait_until 60 four_there
+  owner=$(pgrep -P "$TARGET" -f share-large)
+  mapfile -t openers < <(pgrep -P "$TARGET" -f open-shared)
+  at_end_kill "$owner" "${openers[@]}"
+  waits_for_owner() { grep -Eqs '^4[57] ' "/proc/$1/syscall"; } # recvfrom, recvmsg
+  done_by suspend "$owner"
+  touch "$go"
+  for pid in "${openers[@]}"; do wait_until 60 waits_for_owner "$pid"; done
+  dump_target
+  for pid in "$owner" "${openers[@]}"; do wait_until 60 number_is_free "$pid"; done
+  restore_target
+  done_by resume "$owner"
+  for number in 1 2 3; do wait_until 60 test -s "$go.done.$number"; done
+  target_goes_on
+}
+
 @test "one of two ranks by itself: refused, as its agent could not take the other's memory again" {
   start_ranks 2
   criu_fails dump --tree "${CHILDREN[0]}" --network-lock skip --shell-job

@@ -47,6 +47,8 @@ constexpr int kNotSupported = 8;  // the exit status of a refusal
 //   v  suspend by the driver alone, which may be refused, resume
 //   x  the tool is killed in a suspend, recover
 //   y  suspend, the tool is killed in the resume, recover
+//   p  criu dump and criu restore with our plugin, and the GPUs change places
+//   q  criu dump with it, and it runs on
 struct Case {
   std::uint64_t seed = 1;
   unsigned processes = 2;
@@ -205,6 +207,16 @@ class Job {
         killed_at({"restore.after", "direct.refill", "direct.filled", "direct.opened"},
                   {"resume", root()});
         break;
+      case 'p':
+        if (!criu_dumps({})) break;
+        if (!comes_true([this] { return has_gone(); })) throw Failed{"it is there after a dump"};
+        if (case_.gpus == 2) ::setenv("STASIS_DEVICE_MAP", "0=1,1=0", 1);
+        if (!criu({"restore", "--restore-detached"})) throw Failed{criu_said("restore")};
+        ::unsetenv("STASIS_DEVICE_MAP");
+        break;
+      case 'q':
+        (void)criu_dumps({"--leave-running"});
+        break;
       default:
         throw Failed{std::string("no such step: ") + step};
     }
@@ -329,6 +341,39 @@ class Job {
     if (!done(words)) throw Failed{words[0] + " is refused"};
   }
 
+  // True: with success.
+  bool criu(const Words& words) const {
+    const char* program = std::getenv("STASIS_CRIU");
+    Words all = {program != nullptr ? program : "criu",
+                 words[0],
+                 "--images-dir",
+                 image(),
+                 "--libdir",
+                 build_ / "lib/stasis/criu",
+                 "--log-file",
+                 words[0] + ".log",
+                 "--timeout",
+                 "30"};
+    all.insert(all.end(), words.begin() + 1, words.end());
+    return run(all).first == 0;
+  }
+  std::string criu_said(const std::string& verb) const {
+    return "criu " + verb + ":\n" + content_of(dir_ / "image" / (verb + ".log"));
+  }
+  // False: refused, as may be, or there is no plugin.
+  bool criu_dumps(const Words& besides) const {
+    if (!fs::exists(build_ / "lib/stasis/criu/cuda_plugin.so")) return false;
+    fs::create_directory(image());
+    Words words = {"dump", "--tree", root(), "--network-lock", "skip",
+                   // Memory on its way is a file of the simulated driver's.
+                   "--ghost-limit", "128M"};
+    words.insert(words.end(), besides.begin(), besides.end());
+    if (criu(words)) return true;
+    const std::string said = criu_said("dump");
+    if (case_.may_be_refused() && said.find("[not-supported]") != std::string::npos) return false;
+    throw Failed{said};
+  }
+
   // It and all that it has started.
   bool has_gone() const {
     (void)::waitpid(pid_, nullptr, WNOHANG);
@@ -391,8 +436,8 @@ Case draw() {
       {{6, "dhi"}, {3, "d"}, {2, "h"}, {3, "i"}, {3, "di"}, {1, "dis"}});
   one.frees = *rc::gen::weightedElement<bool>({{5, false}, {1, true}});
   one.steps =
-      *rc::gen::resize(4, rc::gen::nonEmpty(rc::gen::container<std::string>(
-                              rc::gen::element('s', 's', 'm', 'd', 'w', 'l', 'k', 'v', 'x', 'y'))));
+      *rc::gen::resize(4, rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::element(
+                              's', 's', 'm', 'd', 'w', 'l', 'k', 'v', 'x', 'y', 'p', 'p', 'q'))));
   return one;
 }
 
@@ -413,7 +458,7 @@ TEST_F(GeneratedSharing, CasesThatFailedOnceDoNot) {
       // Memory of the host's, by the driver's path.
       "seed=1 processes=2 gpus=1 pieces=4 imports=0 renew=5 kinds=h frees=0 steps=vvs",
       // One of each step.
-      "seed=1 processes=3 gpus=2 pieces=4 imports=8 renew=5 kinds=dhi frees=0 steps=smdwlkxy",
+      "seed=1 processes=3 gpus=2 pieces=4 imports=8 renew=5 kinds=dhi frees=0 steps=smdwlkxypq",
   };
   for (const std::string& text : cases)
     EXPECT_EQ(try_out(Case::of(text)), "");
