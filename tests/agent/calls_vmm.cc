@@ -96,7 +96,14 @@ void try_vmm() {
   SAY(CU(cuMemImportFromShareableHandle)(&imported,
                                          reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  // Once more.
+  CUmemGenericAllocationHandle second = 0;
+  SAY(CU(cuMemImportFromShareableHandle)(&second,
+                                         reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
   ::close(fd);
+  SAY(CU(cuMemMap)(address, kSize / 2, 0, second, 0));
+  SAY(CU(cuMemRelease)(second));
   SAY(CU(cuMemMap)(address, kSize, 0, imported, 0));
   SAY(allow(address, kSize, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
   SAY(CU(cuMemsetD8_v2)(address, 0x24, kSize));
