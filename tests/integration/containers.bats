@@ -226,6 +226,32 @@ counter_there_and_back() {
   done
 }
 
+@test "runc: ranks that share memory, and managed memory, there and back in a user namespace" {
+  local kind
+  export with_users=1
+  with runc
+  for kind in "collective --children 2 --size 4M --pause-ms 2 --sharing" "managed --size 8M --pause-ms 5"; do
+    TARGET_STATUS=$inside/status TARGET_LOG=$inside/log
+    # shellcheck disable=SC2086 # several words
+    start_container env LD_PRELOAD="$STASIS_BUILD/lib/stasis/libstasis-preload.so" \
+      stasis-workload $kind --status "$TARGET_STATUS"
+    wait_until 60 target_is_up
+    checkpoint
+    succeeded
+    gpu_is_free
+    restore
+    succeeded
+    target_goes_on
+    rm -r "$image" && mkdir "$image"
+    checkpoint --leave-running
+    succeeded
+    target_goes_on
+    nothing_left
+    engine delete --force "$name"
+    rm -rf "$image" "$TARGET_STATUS" && mkdir "$image"
+  done
+}
+
 @test "runc: --leave-running saves it and lets it go on" {
   with runc
   start_workload memory --size 8M
