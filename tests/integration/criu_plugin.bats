@@ -50,6 +50,24 @@ criu_fails() {
   return 1
 }
 
+# criu_works FAULT VERB ARGUMENT...: criu, in $tool, has come to the call of the driver that the fault draws out.
+criu_works() {
+  local fault=$1 verb=$2
+  shift 2
+  (STASIS_SIM_FAULTS=$fault exec "$(real_criu)" "$verb" "$@" --images-dir "$image" --log-file "$verb.log" -v4 \
+    --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 works_on_it "$tool"
+}
+# The same, and is killed there.
+killed_while_it_works() {
+  local tool
+  criu_works "$@"
+  kill -KILL "$tool"
+  wait "$tool" || true
+}
+
 # logged VERB TEXT: our words in CRIU's log.
 logged() { assert_contains "$(grep -h cuda_plugin: "$image/$1.log")" "$2"; }
 
@@ -389,11 +407,9 @@ script() {
 
 @test "whoever comes while criu works is refused, and told what to do" {
   start_tree --size 8M
-  (STASIS_SIM_FAULTS=lock:delay=6s exec "$(real_criu)" dump --leave-running --timeout 120 --tree "$TARGET" --images-dir "$image" \
-    --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  local tool=$!
-  at_end_kill "$tool"
-  stopped_at_work "$tool"
+  local tool
+  criu_works lock:delay=6s dump --leave-running --timeout 120 --tree "$TARGET"
+  kill -STOP "$tool"
   for verb in suspend resume recover "dump --images-dir $image.other"; do
     # shellcheck disable=SC2086
     refused 7 busy $verb "$TARGET"
@@ -702,40 +718,15 @@ close_folders() {
 
 @test "stuck: criu is killed while it waits for a lock" {
   start_target memory --size 8M
-  (STASIS_SIM_FAULTS=lock:hang exec "$(real_criu)" dump --tree "$TARGET" --images-dir "$image" \
-    --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  local tool=$!
-  at_end_kill "$tool"
-  wait_until 60 works_on_it "$tool"
-  kill -KILL "$tool"
-  wait "$tool" || true
+  killed_while_it_works lock:hang dump --tree "$TARGET"
   done_by recover --all
   unharmed
-}
-
-# killed_while_it_works CALL VERB ARGUMENT...: criu, in that call of the driver for the last rank.
-killed_while_it_works() {
-  local call=$1 verb=$2 tool
-  shift 2
-  (STASIS_SIM_FAULTS="$call:delay=60s pid=${CHILDREN[1]}" exec "$(real_criu)" "$verb" "$@" \
-    --images-dir "$image" --log-file "$verb.log" --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  tool=$!
-  at_end_kill "$tool"
-  wait_until 60 works_on_it "$tool"
-  kill -KILL "$tool"
-  wait "$tool" || true
 }
 
 @test "stuck: criu is killed while the GPU memory comes back" {
   start_tree --size 8M
   dump_target
-  (STASIS_SIM_FAULTS="restore:delay=60s pid=${CHILDREN[1]}" exec "$(real_criu)" restore --restore-detached \
-    --images-dir "$image" --log-file restore.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  local tool=$!
-  at_end_kill "$tool"
-  wait_until 60 works_on_it "$tool"
-  kill -KILL "$tool"
-  wait "$tool" || true
+  killed_while_it_works "restore:delay=60s pid=${CHILDREN[1]}" restore --restore-detached
   done_by ps
   assert_contains "$out" "left behind by criu restore"
   done_by recover --all
@@ -812,7 +803,7 @@ start_ranks() {
 
 @test "stuck: criu is killed when ranks have given up what they share, and when they are about to take it again" {
   start_ranks 2
-  killed_while_it_works checkpoint dump --tree "$TARGET" --network-lock skip
+  killed_while_it_works "checkpoint:delay=60s pid=${CHILDREN[1]}" dump --tree "$TARGET" --network-lock skip
   done_by recover --all
   in_state running "${CHILDREN[@]}"
   target_goes_on
@@ -820,7 +811,7 @@ start_ranks() {
   rm -rf "$image"
   mkdir "$image"
   dump_target --network-lock skip
-  killed_while_it_works restore restore --restore-detached
+  killed_while_it_works "restore:delay=60s pid=${CHILDREN[1]}" restore --restore-detached
   done_by recover --all
   in_state running "${CHILDREN[@]}"
   target_goes_on
@@ -872,11 +863,7 @@ start_ranks() {
   local rc=0 tool
   start_ranks 2
   kill -STOP "$TARGET"
-  (STASIS_SIM_FAULTS="lock:delay=2s pid=${CHILDREN[0]}" exec "$(real_criu)" dump --tree "$TARGET" --network-lock skip \
-    --images-dir "$image" --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  tool=$!
-  at_end_kill "$tool"
-  wait_until 60 works_on_it "$tool"
+  criu_works "lock:delay=2s pid=${CHILDREN[0]}" dump --tree "$TARGET" --network-lock skip
   kill -KILL "${CHILDREN[1]}"
   wait "$tool" || rc=$?
   assert_equal "$rc" 1
@@ -893,11 +880,7 @@ start_ranks() {
   touch "$go"
   wait_until 60 test -s "$go.done"
   child=$(children_of "$TARGET")
-  (STASIS_SIM_FAULTS="checkpoint:delay=2s pid=$TARGET" exec "$(real_criu)" dump --tree "$TARGET" --leave-running \
-    --images-dir "$image" --log-file dump.log -v4 --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  tool=$!
-  at_end_kill "$tool"
-  wait_until 60 works_on_it "$tool"
+  criu_works "checkpoint:delay=2s pid=$TARGET" dump --tree "$TARGET" --leave-running
   kill -KILL "$child"
   wait "$tool" || rc=$?
   assert_equal "$rc" 1
