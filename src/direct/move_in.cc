@@ -102,6 +102,11 @@ Result<void> attach_all(MemoryState& state) {
   return done;
 }
 
+bool any_detached(const AgentSet& agents) {
+  return std::any_of(agents.begin(), agents.end(),
+                     [](const AgentClient& agent) { return agent.detached_count() != 0; });
+}
+
 // The agents whose memory is away. A process that was stopped before anything was evicted runs on:
 // the content of its buffer is not that of its memory. But not before the others have again what
 // they share.
@@ -109,9 +114,7 @@ Result<void> find_evicted(MemoryState& state, const Environment& env,
                           const std::vector<const Process*>& processes) {
   state.agents.clear();
   STASIS_TRY(state.agents.find_evicted(env, processes));
-  const bool any_misses =
-      std::any_of(state.agents.begin(), state.agents.end(),
-                  [](const AgentClient& agent) { return agent.detached_count() != 0; });
+  const bool any_misses = any_detached(state.agents);
   for (auto& agent : state.agents) {
     if (any_misses || agent.state() != AgentState::kClosed) continue;
     STASIS_TRY(agent.ask(AgentCommand::kOpen, 0, kMapping));
@@ -125,9 +128,7 @@ Result<void> find_evicted(MemoryState& state, const Environment& env,
 
 void find_lenders(MemoryState& state, const Environment& env,
                   const std::vector<const Process*>& processes) {
-  const bool any =
-      std::any_of(state.agents.begin(), state.agents.end(),
-                  [](const AgentClient& agent) { return agent.detached_count() != 0; });
+  const bool any = any_detached(state.agents);
   for (const Process* process : processes) {
     if (!any || !process->alive() || state.agents.has(process->pid())) continue;
     auto agent = find_agent(env, *process, false);
