@@ -21,6 +21,7 @@
 
 #include "eviction.h"
 #include "fake_driver.h"
+#include "gate.h"
 #include "ipc_broker.h"
 #include "sharing.h"
 
@@ -167,6 +168,23 @@ TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
     EXPECT_TRUE(soon([] { return movable_bytes() == 6 * kMiB; })) << "closed, and still kept";
     EXPECT_TRUE(soon([&] { return open_descriptors() <= before; })) << "descriptors are left";
   }
+  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+}
+
+// Its own gate had closed before it asked, and the owner's closed after that had answered.
+TEST(AgentShare, WhatWasFetchedBeforeTheGateOpensIsFetchedOnceMore) {
+  const auto address = allocated(4 * kMiB);
+  const auto handle = handle_of(address);
+  const auto got = fetch(handle);
+  ASSERT_EQ(got.result, CUDA_SUCCESS);
+  const auto open = open_descriptors();
+  EXPECT_FALSE(is_outdated(got, *key_of(handle), Gate::changes()));
+  EXPECT_EQ(open_descriptors(), open);
+  ASSERT_TRUE(Gate::close(Timeout(Timeout::Clock::now() + std::chrono::minutes(1))));
+  const auto when_asked = Gate::changes();
+  Gate::open();
+  EXPECT_TRUE(is_outdated(got, *key_of(handle), when_asked));
+  EXPECT_TRUE(soon([&] { return open_descriptors() <= open - 2; })) << "descriptors are left";
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 

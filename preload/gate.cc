@@ -37,7 +37,7 @@ pthread_key_t thread_end_key(void (*at_end)(void*)) {
 
 Gate::Shared Gate::shared_;
 alignas(64) std::atomic<std::uint32_t> Gate::left_{0};
-std::atomic<std::uint32_t> Gate::closings_{0};
+std::atomic<std::uint32_t> Gate::changes_{0};
 std::atomic<Gate::Place*> Gate::places_{nullptr};
 thread_local Gate::Place* Gate::place_ = nullptr;
 
@@ -100,7 +100,7 @@ void Gate::tell_closer() {
 }
 
 bool Gate::close(const Timeout& timeout) {
-  closings_.fetch_add(1, std::memory_order_release);
+  changes_.fetch_add(1, std::memory_order_release);
   shared_.closed.store(1, std::memory_order_seq_cst);
   if (!shared_.fence_needed && !fence_all_threads()) {
     // The kernel made the fence once and does not any more. Threads take time to see what is
@@ -124,6 +124,7 @@ bool Gate::close(const Timeout& timeout) {
 }
 
 void Gate::open() {
+  changes_.fetch_add(1, std::memory_order_release);
   shared_.closed.store(0, std::memory_order_release);
   futex::wake_all(shared_.closed, false);
 }

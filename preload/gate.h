@@ -42,8 +42,9 @@ class Gate {
   // open again.
   static bool close(const Timeout& timeout);
   static void open();
-  // How often it was closed, or began to be.
-  static std::uint32_t closings() { return closings_.load(std::memory_order_acquire); }
+  // How often it began to close and was opened. What another process said between two equal
+  // answers, of which the later was had inside, it said while the gate was open here.
+  static std::uint32_t changes() { return changes_.load(std::memory_order_acquire); }
 
   // Every call fences for itself from now on: where the kernel does not do it for all, and under
   // checkers of threads, which know nothing of that.
@@ -98,7 +99,7 @@ class Gate {
   };
   static Shared shared_;
   alignas(64) static std::atomic<std::uint32_t> left_;  // counts threads that leave while closed
-  static std::atomic<std::uint32_t> closings_;
+  static std::atomic<std::uint32_t> changes_;
   static std::atomic<Place*> places_;
   // Initial-exec: the library is loaded with the program, and this is one instruction.
   static thread_local Place* place_ __attribute__((tls_model("initial-exec")));

@@ -204,11 +204,11 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   if ((*pointer = open_again(key)) != 0) return CUDA_SUCCESS;
   const SharingCall sharing;
   for (;;) {
-    const auto closings = Gate::closings();
+    const auto changes = Gate::changes();
     const auto fetched = fetch(key);
     if (fetched.result != CUDA_SUCCESS) return fetched.result;
     const Gate::Pass pass;
-    if (is_outdated(fetched, key, closings)) continue;
+    if (is_outdated(fetched, key, changes)) continue;
     return fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
                            : open_by_descriptor(pointer, context, device, fetched, key);
   }

@@ -314,11 +314,11 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
   const SharingCall sharing;
   for (;;) {
-    const auto closings = Gate::closings();
+    const auto changes = Gate::changes();
     const auto fetched = fetch(*key);
     if (fetched.result != CUDA_SUCCESS) return fetched.result;
     const Gate::Pass pass;
-    if (is_outdated(fetched, *key, closings)) continue;
+    if (is_outdated(fetched, *key, changes)) continue;
     CUmemGenericAllocationHandle real = 0;
     const auto result = driver().cuMemImportFromShareableHandle(
         &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);

@@ -482,8 +482,8 @@ Fetched fetch(const ShareKey& key) {
   return fetched;
 }
 
-bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t closings) {
-  if (fetched.result != CUDA_SUCCESS || Gate::closings() == closings) return false;
+bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t changes) {
+  if (fetched.result != CUDA_SUCCESS || Gate::changes() == changes) return false;
   if (fetched.memory >= 0) ::close(fetched.memory);
   end_connection(fetched.connection, key);
   return true;

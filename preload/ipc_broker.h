@@ -47,10 +47,11 @@ struct Fetched {
 // once on standard error if the owner cannot be reached.
 Fetched fetch(const ShareKey& key);
 
-// Within the gate: whether that was closed since `closings`, before fetch(). Then the driver may
-// have checkpointed the owner, and what was fetched may name memory that is no more: it is let go
-// of, and to be fetched once more.
-bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t closings);
+// Within the gate: whether that closed or opened since it said `changes`, before fetch(). Then the
+// driver may have checkpointed the owner, and what was fetched may name memory that is no more: it
+// is let go of, and to be fetched once more. (Opened: this process's gate may have closed before
+// the owner's, which answered in between.)
+bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t changes);
 
 // The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);
