@@ -163,6 +163,11 @@ Outcome copy_whole(Contexts& contexts, const Physical& physical,
 
 }  // namespace
 
+Outcome copy_device(const Physical& physical, std::byte* at, bool out) {
+  Contexts contexts;
+  return copy_whole(contexts, physical, physical.real, at, out);
+}
+
 std::uint64_t movable_bytes() {
   const TablesLock lock;
   std::uint64_t bytes = 0;

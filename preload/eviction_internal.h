@@ -31,7 +31,7 @@ inline std::uint64_t next_number() {
 // Where a piece of physical memory comes from.
 enum class MemoryOrigin {
   kServed,    // the agent has made it, for cuMemAlloc or as a unit of a pool
-  kProgram,   // the program has, by cuMemCreate
+  kProgram,   // the program has, by cuMemCreate; or it was inherited (sharing.h)
   kHost,      // the same, of the host's memory
   kImported,  // another process has
 };
@@ -64,10 +64,14 @@ struct Physical {
   bool outside = false;
   // What other processes know it by since it was exported; 0: not yet.
   std::uint64_t share = 0;
-  ShareKey key{};  // of an imported one
-  // Of memory of the host's that is not there: its content, as an anonymous mapping of its size.
+  ShareKey key{};  // of an imported one, and of one that was inherited (sharing.h)
+  // Of memory of the host's and of what was inherited, while it is not there: its content, as an
+  // anonymous mapping of its size.
   void* saved = nullptr;
   bool is_host() const { return origin == MemoryOrigin::kHost; }
+  bool is_pending_heir() const {
+    return origin != MemoryOrigin::kImported && key != ShareKey{} && !present;
+  }
   // How often other processes have it open by that number: until they close it, it cannot be
   // evicted either.
   unsigned open_elsewhere = 0;
@@ -352,6 +356,8 @@ void forget_stream(cuda::CUstream stream);
 Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
 Outcome map_again(const Mapping& mapping);
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
+// All of device memory that is there, to or from `at` in this process.
+Outcome copy_device(const Physical& physical, std::byte* at, bool out);
 void release(const Unneeded& unneeded);
 // Physical memory as that of cuMemAlloc is, of whole units, that can be given to another process.
 struct Served {

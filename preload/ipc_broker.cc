@@ -135,6 +135,7 @@ struct Service {
   std::uint64_t token = 0;  // 0: there is none
   int listening = -1;
   std::vector<Connection> connections;
+  std::vector<std::uint64_t> former_tokens;
   std::uint64_t last_share = 0;
 };
 Service& service() {
@@ -277,6 +278,7 @@ void* serve(void*) {
     if (is_connection(connection.fd, token)) ::close(connection.fd);
   }
   mine.connections.clear();
+  mine.former_tokens.push_back(mine.token);
   mine.token = 0;
   return nullptr;
 }
@@ -366,9 +368,10 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
 
 int descriptor_of_share(Physical& physical) {
   const bool imported = physical.origin == MemoryOrigin::kImported;
+  const bool of_another = imported || physical.key != ShareKey{};
   if (imported && physical.key == ShareKey{}) return -1;
-  if (!imported && !have_service()) return -1;
-  const ShareKey key = imported ? physical.key : ShareKey{service().token, number_of(physical)};
+  if (!of_another && !have_service()) return -1;
+  const ShareKey key = of_another ? physical.key : ShareKey{service().token, number_of(physical)};
   const HandleContent content = content_for(key);
   const int fd = static_cast<int>(
       ::syscall(SYS_memfd_create, kDescriptorName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -376,7 +379,7 @@ int descriptor_of_share(Physical& physical) {
   if (::write(fd, &content, sizeof content) == sizeof content &&
       ::fcntl(fd, F_ADD_SEALS, kDescriptorSeals) == 0) {
     // Others have it from now on, and the agent does not learn when they give it up.
-    if (!imported) physical.stays = true;
+    if (!of_another) physical.stays = true;
     return fd;
   }
   ::close(fd);
@@ -394,9 +397,19 @@ std::optional<ShareKey> key_of_descriptor(int fd) {
   return content.key;
 }
 
-std::optional<ShareKey> key_of_own(const Physical& physical) {
-  if (!physical.share || service().token == 0) return std::nullopt;
-  return ShareKey{service().token, physical.share};
+std::vector<ShareKey> keys_of_own(const Physical& physical) {
+  std::vector<ShareKey> keys;
+  if (!physical.share) return keys;
+  for (const auto token : service().former_tokens)
+    keys.push_back({token, physical.share});
+  if (service().token != 0) keys.push_back({service().token, physical.share});
+  return keys;
+}
+
+bool has_hung_up(int connection, const ShareKey& key) {
+  pollfd polled{connection, POLLRDHUP, 0};
+  return is_connection(connection, key.service) && ::poll(&polled, 1, 0) == 1 &&
+         (polled.revents & (POLLRDHUP | POLLHUP)) != 0;
 }
 
 ShareKey lending(std::uint32_t& holders) {
@@ -442,7 +455,9 @@ std::optional<ShareKey> key_of(const CUipcMemHandle& handle) {
 }
 
 bool is_own_locked(const ShareKey& key) {
-  return service().token != 0 && service().token == key.service;
+  const auto& former = service().former_tokens;
+  return key.service != 0 && (service().token == key.service ||
+                              std::find(former.begin(), former.end(), key.service) != former.end());
 }
 
 bool is_own(const ShareKey& key) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "eviction_internal.h"
 
@@ -29,9 +30,13 @@ std::optional<ShareKey> key_of(const cuda::CUipcMemHandle& handle);
 std::optional<ShareKey> key_of_descriptor(int fd);
 bool is_own(const ShareKey& key);
 bool is_own_locked(const ShareKey& key);  // with the tables locked
-// What the agents of others know this process's piece by; nothing if it was never exported.
-// With the tables locked.
-std::optional<ShareKey> key_of_own(const Physical& physical);
+// What the agents of others know this process's piece by; nothing if it was never exported. Several
+// if the program has closed the socket in between, and so made another necessary: what others have
+// imported is known to them by the first. With the tables locked.
+std::vector<ShareKey> keys_of_own(const Physical& physical);
+// Whether that process has closed the connection, or has ended, to which this one's has gone. False
+// where there is no connection any more. With the tables locked.
+bool has_hung_up(int connection, const ShareKey& key);
 
 struct Fetched {
   cuda::CUresult result = cuda::CUDA_ERROR_INVALID_HANDLE;

@@ -244,6 +244,11 @@ void Session::answer() {
       return list_shares();
     case AgentCommand::kDetach:
       return detach();
+    case AgentCommand::kInherit:
+      if (expect(AgentState::kClosed)) report(inherit({arguments_[0], arguments_[1]}));
+      return;
+    case AgentCommand::kStay:
+      return stay();
     case AgentCommand::kRetake:
       return retake();
     case AgentCommand::kLend:

@@ -90,6 +90,7 @@ class Session {
   void open_gate(bool keeps_buffer);
   void list_shares();
   void detach();
+  void stay();
   void retake();
   void lend_piece();
   void offer_socket();
@@ -117,7 +118,7 @@ class Session {
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
   std::uint64_t deep_loads_ = 0;  // when library_deep_bound() looked last
-  bool was_detached_ = false;     // kDetach, since the gate was closed
+  bool was_detached_ = false;     // kDetach or kStay, since the gate was closed
   int sockets_[2] = {-1, -1};     // kAttach
   std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };

@@ -243,6 +243,7 @@ void Session::open_gate(bool keeps_buffer) {
   g_pinned.close_all();
   set_content(0, 0);
   set_state(AgentState::kRunning);
+  if (was_detached_) forget_saved();
   was_detached_ = false;
   Gate::open();
   if (!keeps_buffer) {
@@ -271,8 +272,14 @@ void Session::detach() {
   report(outcome);
 }
 
+void Session::stay() {
+  if (!expect(AgentState::kClosed)) return;
+  was_detached_ = true;
+  done();
+}
+
 void Session::retake() {
-  auto outcome = retake_host();
+  auto outcome = retake_saved();
   if (outcome.ok()) outcome = retake_managed();
   page_.detached_count = detached_count();
   report(outcome);

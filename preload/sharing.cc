@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -35,6 +36,21 @@ std::size_t foreign_count() {
 }
 std::size_t outside_count() { return tables().outside_of_driver.size() + tables().fabric_exports; }
 
+// With the tables locked. By CUDA IPC each piece has a connection of its own.
+bool has_lost_owner(const Physical& imported) {
+  for (const auto& [address, allocation] : tables().allocations)
+    if (allocation.physical == &imported && allocation.is_opened())
+      return has_hung_up(allocation.connection, imported.key);
+  const auto at = tables().owners.find(imported.key.service);
+  return at != tables().owners.end() && has_hung_up(at->second, imported.key);
+}
+
+// As in AgentShare.
+std::uint32_t import_status(const Physical& imported) {
+  if (!imported.present) return direct::kGivenUp;
+  return has_lost_owner(imported) ? direct::kOwnerLost : 0;
+}
+
 }  // namespace
 
 SharingCall::SharingCall() {
@@ -50,8 +66,8 @@ void count_shared(std::uint32_t& count) {
   std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals)
-    counted += physical->origin == MemoryOrigin::kImported || physical->share != 0 ||
-               physical->is_host() || physical->outside;
+    counted += physical->key != ShareKey{} || physical->origin == MemoryOrigin::kImported ||
+               physical->share != 0 || physical->is_host() || physical->outside;
   counted += static_cast<std::uint32_t>(tables().managed.size());
   counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
@@ -65,9 +81,10 @@ void add_shared(std::uint32_t& count) {
 std::uint32_t detached_count() {
   std::uint32_t count = managed_away();
   const TablesLock lock;
-  for (const auto& [handle, physical] : tables().physicals)
-    count +=
-        (physical->origin == MemoryOrigin::kImported || physical->is_host()) && !physical->present;
+  for (const auto& [handle, physical] : tables().physicals) {
+    const bool saved = physical->is_host() || physical->saved;
+    count += (physical->origin == MemoryOrigin::kImported || saved) && !physical->present;
+  }
   return count;
 }
 
@@ -84,10 +101,15 @@ std::vector<Shared> list_shared() {
     if (physical->origin == MemoryOrigin::kImported) {
       const bool known = is_known_import(*physical);
       shared.push_back({id_of(physical->key), physical->size,
-                        known ? ShareRole::kImporter : ShareRole::kForeign, 0});
-    } else if (const auto key = key_of_own(*physical)) {
-      shared.push_back({id_of(*key), physical->size, ShareRole::kOwner, physical->open_elsewhere,
-                        physical->is_host()});
+                        known ? ShareRole::kImporter : ShareRole::kForeign,
+                        known ? import_status(*physical) : 0});
+    } else {
+      auto keys = keys_of_own(*physical);
+      if (physical->key != ShareKey{}) keys.push_back(physical->key);
+      for (const auto& key : keys)
+        shared.push_back({id_of(key), physical->size,
+                          physical->is_pending_heir() ? ShareRole::kHeir : ShareRole::kOwner,
+                          physical->open_elsewhere, physical->is_host()});
     }
   }
   for (std::size_t i = 0; i < foreign_count(); ++i)
@@ -161,14 +183,33 @@ void drop_saved(Physical& physical) {
   physical.saved = nullptr;
 }
 
-Outcome save_host(Physical& physical) {
+Outcome copy_saved(const Physical& physical, bool out) {
+  if (physical.prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return copy_host(physical, out);
+  return copy_device(physical, static_cast<std::byte*>(physical.saved), out);
+}
+
+Outcome save(Physical& physical) {
   void* saved =
       ::mmap(nullptr, physical.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (saved == MAP_FAILED) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
   physical.saved = saved;
-  const auto outcome = copy_host(physical, true);
+  const auto outcome = copy_saved(physical, true);
   if (!outcome.ok()) drop_saved(physical);
   return outcome;
+}
+
+}  // namespace
+
+namespace {
+
+// Of what was imported, and has been saved and given up.
+void become_owner(Physical& physical) {
+  physical.origin = physical.prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                        ? MemoryOrigin::kProgram
+                        : MemoryOrigin::kHost;
+  // The driver says it of no imported memory; the others are to have it from here.
+  physical.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  physical.stays = true;
 }
 
 }  // namespace
@@ -179,23 +220,45 @@ Outcome detach_all() {
   for (const auto& [handle, physical] : tables().physicals) {
     if (!physical->present || !(is_known_import(*physical) || physical->is_host())) continue;
     if (physical->is_host())
-      if (const auto saved = save_host(*physical); !saved.ok()) return saved;
+      if (const auto saved = save(*physical); !saved.ok()) return saved;
     const auto outcome = give_up(*physical, mappings[physical.get()]);
-    if (outcome.ok()) continue;
-    drop_saved(*physical);
-    return outcome;
+    if (!outcome.ok()) {
+      drop_saved(*physical);
+      return outcome;
+    }
+    if (physical->saved && !physical->is_host()) become_owner(*physical);
   }
   return {};
 }
 
-Outcome retake_host() {
+Outcome inherit(const ShareId& id) {
+  const CurrentContext current(any_context());
+  const auto& all = tables().physicals;
+  const auto at = std::find_if(all.begin(), all.end(), [&](const auto& entry) {
+    return entry.second->present && is_known_import(*entry.second) &&
+           id_of(entry.second->key) == id;
+  });
+  if (at == all.end()) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
+  Physical& physical = *at->second;
+  drop_saved(physical);
+  const auto asked = driver().cuMemGetAllocationPropertiesFromHandle(&physical.prop, physical.real);
+  if (asked != CUDA_SUCCESS) return {asked, "cuMemGetAllocationPropertiesFromHandle"};
+  return save(physical);
+}
+
+void forget_saved() {
+  for (const auto& [handle, physical] : tables().physicals)
+    if (physical->present) drop_saved(*physical);
+}
+
+Outcome retake_saved() {
   const CurrentContext current(any_context());
   auto mappings = mappings_by_physical();
   for (const auto& [handle, physical] : tables().physicals) {
-    if (!physical->is_host() || physical->present) continue;
+    if (!physical->saved || physical->present) continue;
     const auto result = driver().cuMemCreate(&physical->real, physical->size, &physical->prop, 0);
     if (result != CUDA_SUCCESS) return {result, "cuMemCreate"};
-    if (const auto copied = copy_host(*physical, false); !copied.ok()) {
+    if (const auto copied = copy_saved(*physical, false); !copied.ok()) {
       driver().cuMemRelease(physical->real);
       return copied;
     }
@@ -213,6 +276,9 @@ Outcome lend(const ShareId& id, int& fd) {
     const auto at = tables().shares.find(id[1]);
     if (is_own_locked(key_of_id(id)) && at != tables().shares.end() && at->second->present)
       real = at->second->real;
+    for (const auto& [handle, physical] : tables().physicals)
+      if (id_of(physical->key) == id && physical->present && !is_known_import(*physical))
+        real = physical->real;
   }
   if (real == 0) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
   const auto result =

@@ -2,6 +2,9 @@
 // after it (docs/adr/0046-shared-memory.md): memory that other processes have made, and memory of
 // the host's from cuMemCreate. Device memory of this process's own is in eviction.h.
 //
+// A piece whose owner has ended or has freed it has no process that could give it to the importers
+// again. One of them inherits it: saves its content, makes it anew, and is its owner from then on.
+//
 // For the agent's thread, with the gate closed unless they say otherwise.
 #pragma once
 
@@ -42,7 +45,7 @@ struct Shared {
   direct::ShareId id{};
   std::uint64_t bytes = 0;
   direct::ShareRole role = direct::ShareRole::kOwner;
-  std::uint32_t open = 0;
+  std::uint32_t open = 0;  // as in AgentShare
   bool of_host = false;
 };
 std::vector<Shared> list_shared();
@@ -51,8 +54,13 @@ std::vector<Shared> list_shared();
 // this process keeps. What is given up when a call of the driver fails stays so, until it is taken
 // again.
 Outcome detach_all();
-// Takes the host's again, with its content, at the same addresses.
-Outcome retake_host();
+// Saves the content of what this process has imported under that id. detach_all() makes it the
+// owner of that.
+Outcome inherit(const direct::ShareId& id);
+// With the gate about to open: what was saved and is still there is not needed.
+void forget_saved();
+// Takes the host's and what was inherited again, with its content, at the same addresses.
+Outcome retake_saved();
 // A descriptor of this process's own piece.
 Outcome lend(const direct::ShareId& id, int& fd);
 // All that is not there of other processes', looked up once: a process may have thousands of

@@ -85,12 +85,19 @@ enum class AgentCommand : std::uint32_t {
   // sends descriptors over it, each with the id of its piece. kTake: imports these, and maps them
   // where they were.
   kAttach = 16,
-  kRetake = 17,  // takes the host's and managed memory again
+  kRetake = 17,  // takes the host's, managed and inherited memory again
   // kClosed, of an agent that came later, when the driver has waited for all calls that came past
   // its hooks. `arguments[0]` kLook: finds out what memory there is. kExchange: exchanges what it
   // can for memory of its own at the same addresses, and serves memory from then on; the peer keeps
   // the program's threads still meanwhile.
   kAdopt = 18,
+  // kClosed: this process has imported the piece with the id in `arguments`, and its owner has
+  // ended or has freed it. Saves its content; kDetach gives it up then, and makes the process its
+  // owner, which kRetake takes again. An agent that does not know it answers
+  // CUDA_ERROR_NOT_SUPPORTED, as to kStay.
+  kInherit = 19,
+  // kClosed: the gate does not open any more without a peer, as after kDetach.
+  kStay = 20,
 };
 
 // Where an agent comes from.
@@ -133,6 +140,8 @@ enum class ShareRole : std::uint32_t {
   kOwner = 0,     // it has made the memory, and others may have imported it
   kImporter = 1,  // the memory is another process's
   kForeign = 2,   // an importer's, and the agent does not know of whom: it cannot be brought back
+  // It is an owner's that has inherited it (kInherit), and has not taken it again yet.
+  kHeir = 6,
   // This process's own, and a device or a process that no agent reaches has it, which is not told
   // when it moves: a dma-buf, a fabric handle.
   kOutside = 5,
@@ -146,12 +155,18 @@ enum class ShareRole : std::uint32_t {
 // in 16 hexadecimal digits.
 inline constexpr char kShareSocket[] = "stasis-ipc-";
 
+// The owner of what is there has ended, or has closed the connection.
+inline constexpr std::uint32_t kOwnerLost = 1;
+// It is not there (kDetach).
+inline constexpr std::uint32_t kGivenUp = 2;
+
 struct AgentShare {
   ShareId id;
   std::uint64_t bytes;
   ShareRole role;
-  std::uint32_t open;     // an owner's: how often other processes have it open by CUDA IPC; kLender
-  std::int32_t fd;        // the target's descriptor, of kLend and kAttach; -1: none
+  std::uint32_t open;  // an owner's: how often other processes have it open by CUDA IPC; kLender;
+                       // an importer's: kOwnerLost, kGivenUp or 0
+  std::int32_t fd;     // the target's descriptor, of kLend and kAttach; -1: none
   std::uint32_t of_host;  // not 0: memory of the host's from cuMemCreate
 };
 

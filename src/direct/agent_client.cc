@@ -69,6 +69,10 @@ const char* agent_command_name(AgentCommand command) {
       return "say what it shares with other processes";
     case AgentCommand::kDetach:
       return "give up memory that the driver cannot restore";
+    case AgentCommand::kInherit:
+      return "save memory whose owner has ended or has freed it";
+    case AgentCommand::kStay:
+      return "wait for the tool";
     case AgentCommand::kRetake:
       return "take such memory again";
     case AgentCommand::kLend:

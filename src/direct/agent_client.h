@@ -46,13 +46,12 @@ struct Share {
   ShareId id{};
   std::uint64_t bytes = 0;
   ShareRole role = ShareRole::kOwner;
-  std::uint32_t open =
-      0;                 // an owner's: how often other processes have it open by CUDA IPC; kLender
+  std::uint32_t open = 0;  // as in AgentShare
+  bool has_lost_owner() const { return role == ShareRole::kImporter && open == kOwnerLost; }
+  bool is_given_up() const { return role == ShareRole::kImporter && open == kGivenUp; }
   bool of_host = false;  // an owner's: the driver cannot restore it
   bool is_piece() const { return role != ShareRole::kLender && role != ShareRole::kHolder; }
-  bool is_import() const {
-    return is_piece() && role != ShareRole::kOwner && role != ShareRole::kOutside;
-  }
+  bool is_import() const { return role == ShareRole::kImporter || role == ShareRole::kForeign; }
 };
 
 // What the page says to a tool that only probes.

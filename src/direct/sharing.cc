@@ -16,7 +16,6 @@
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
 #include "direct/sharing_processes.h"
-#include "proc/memory_cgroup.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -42,9 +41,6 @@ std::string of_those(const std::vector<SharingProcess>& owners) {
   return text;
 }
 
-// Of each id, which process has made it.
-using Owners = std::map<ShareId, std::size_t>;
-
 Result<Owners> owners_of(const std::vector<ProcessShares>& processes) {
   Owners owners;
   for (std::size_t i = 0; i < processes.size(); ++i) {
@@ -68,7 +64,7 @@ bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
   return owner.uid == importer.uid;
 }
 
-// What the process has imported and none of these can lend.
+// What the process has imported and none of these can lend, or inherits.
 struct Orphans {
   std::size_t count = 0;
   std::uint64_t bytes = 0;
@@ -77,14 +73,13 @@ struct Orphans {
 };
 
 Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares>& processes,
-                   const Owners& owners) {
+                   const Owners& owners, const Heirs& heirs = {}) {
   Orphans orphans;
   for (const Share& share : process.shares) {
     if (!share.is_import()) continue;
     const auto owner = owners.find(share.id);
-    const bool here = share.role == ShareRole::kImporter && owner != owners.end() &&
-                      may_lend(processes[owner->second], process);
-    if (here) continue;
+    const bool lent = owner != owners.end() && may_lend(processes[owner->second], process);
+    if (share.role == ShareRole::kImporter && (lent || heirs.contains(share.id))) continue;
     ++orphans.count;
     orphans.bytes += share.bytes;
     if (share.role == ShareRole::kImporter)
@@ -129,28 +124,31 @@ Result<void> check_outside(const std::vector<ProcessShares>& processes) {
   return {};
 }
 
-Result<void> check_imports(const std::vector<ProcessShares>& processes, const Owners& owners) {
-  for (const ProcessShares& process : processes) {
-    const auto orphans = orphans_of(process, processes, owners);
+// Of these importers.
+Result<void> check_imports(const std::vector<ProcessShares>& importers,
+                           const std::vector<ProcessShares>& processes, const Owners& owners,
+                           const Heirs& heirs) {
+  for (const ProcessShares& process : importers) {
+    const auto orphans = orphans_of(process, processes, owners, heirs);
     if (orphans.count == 0) continue;
     if (orphans.count == orphans.foreign) return refuse_foreign(process.pid, orphans);
     return fail(refusal(
         {"imported-memory", Severity::kRed, process.pid,
-         fmt::format("GPU memory of a process that is not in the tree, that has no agent or "
-                     "that has freed it: process {} has imported {}{}, which the driver "
-                     "cannot restore (the job would be lost)",
+         fmt::format("GPU memory of a process that is not in the tree, or that has no agent: "
+                     "process {} has imported {}{}, which the driver cannot restore (the job "
+                     "would be lost)",
                      process.pid.value, pieces(orphans.count, orphans.bytes),
                      of_those(find_owners(process.pid, orphans.services))),
-         "name the process that both are below, start all of them with `stasis run`, and let "
-         "the owner of memory live as long as those who import it",
+         "name the process that both are below, and start all of them with `stasis run`",
          Override::kIgnoreObstacles}));
   }
   return {};
 }
 
 // What has been given up and cannot be had again, as its owner lives no more.
-Result<void> check_owners_live(const std::vector<ProcessShares>& processes, const Owners& owners) {
-  for (const ProcessShares& process : processes) {
+Result<void> check_owners_live(const std::vector<ProcessShares>& importers,
+                               const std::vector<ProcessShares>& processes, const Owners& owners) {
+  for (const ProcessShares& process : importers) {
     const auto orphans = orphans_of(process, processes, owners);
     if (orphans.count == 0 || !find_owners(process.pid, orphans.services).empty()) continue;
     return fail(ErrorCode::kNotRolledBack,
@@ -190,7 +188,9 @@ std::optional<OpenElsewhere> open_elsewhere(const std::vector<ProcessShares>& pr
 Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
   STASIS_TRY_ASSIGN(const auto owners, owners_of(processes));
   STASIS_TRY(check_outside(processes));
-  STASIS_TRY(check_imports(processes, owners));
+  const auto heirs = find_heirs(processes, owners);
+  STASIS_TRY(check_imports(processes, processes, owners, heirs));
+  STASIS_TRY(check_sole_heirs(heirs, processes));
   const auto owner = open_elsewhere(processes);
   if (!owner) return {};
   std::set<Pid> known;
@@ -214,8 +214,9 @@ bool may_settle(const std::vector<ProcessShares>& processes) {
   if (open_elsewhere(processes)) return true;
   const auto owners = owners_of(processes);
   if (!owners) return false;
+  const auto heirs = find_heirs(processes, *owners);
   return std::any_of(processes.begin(), processes.end(), [&](const ProcessShares& process) {
-    return orphans_of(process, processes, *owners).count != 0;
+    return orphans_of(process, processes, *owners, heirs).count != 0;
   });
 }
 
@@ -264,10 +265,9 @@ bool any_imports(const std::vector<ProcessShares>& processes) {
 Result<std::vector<ProcessShares>> ask_for_shares(AgentSet& agents) {
   std::vector<ProcessShares> all;
   for (AgentClient& agent : agents) {
-    if (agent.share_count() == 0) continue;
-    STASIS_TRY_ASSIGN(auto shares, agent.shares(kAtOnce));
     STASIS_TRY_ASSIGN(const auto details, proc::ProcFs().details(agent.pid()));
-    all.push_back({agent.pid(), details.uid, std::move(shares)});
+    all.push_back({agent.pid(), details.uid, {}});
+    STASIS_TRY_ASSIGN(all.back().shares, agent.shares(kAtOnce));
   }
   return all;
 }
@@ -285,29 +285,14 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 
 namespace {
 
-// What the process's managed memory may take of the host's: with it gone, the kernel ends programs.
-std::uint64_t room_on_host(Pid pid) {
-  constexpr std::uint64_t kReserve = std::uint64_t{512} << 20;
-  constexpr std::uint64_t kGroupReserve = std::uint64_t{32} << 20;
-  const proc::ProcFs procfs;
-  std::uint64_t room = procfs.memory_available().value_or(UINT64_MAX);
-  room -= std::min(room, kReserve);
-  for (const proc::MemoryCgroup& group : proc::memory_cgroups(pid)) {
-    const std::uint64_t in_group = group.room(procfs.swap_free().value_or(0));
-    room = std::min(room, in_group - std::min(in_group, kGroupReserve));
-  }
-  return std::max<std::uint64_t>(room, 1);  // 0 is no limit
-}
-
-}  // namespace
-
-Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
+// All of them give up what they have of others. What an heir has saved becomes its own.
+Result<void> let_give_up(AgentSet& agents, const DriverThreads& threads) {
   std::vector<AgentClient*> asked;
   Stillness still;
   for (AgentClient& agent : agents)
     STASIS_TRY(still.keep(agent, threads));
   for (AgentClient& agent : agents) {
-    if (agent.share_count() == 0) continue;
+    if (agent.share_count() == 0 || agent.state() != AgentState::kClosed) continue;
     agent.begin(AgentCommand::kDetach, agent.managed_areas() == 0 ? 0 : room_on_host(agent.pid()));
     asked.push_back(&agent);
   }
@@ -323,16 +308,47 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   return done;
 }
 
+}  // namespace
+
+Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
+  STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents));
+  STASIS_TRY_ASSIGN(const auto owners, owners_of(shares));
+  STASIS_TRY(let_inherit(agents, shares, find_heirs(shares, owners)));
+  return let_give_up(agents, threads);
+}
+
 namespace {
 
-Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
-  std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
-  for (AgentClient& agent : agents) {
-    if (agent.detached_count() == 0 || !agent.pidfd().alive()) continue;
-    missing.emplace_back(&agent, std::set<ShareId>());
+bool misses_some(const AgentClient& agent) {
+  return agent.detached_count() != 0 && agent.pidfd().alive();
+}
+
+// An heir, or one that has what is to be inherited, has given that up, and others still have it:
+// they give it up as well, and all take it from the heir again.
+Result<void> finish_inheritance(AgentSet& agents, const DriverThreads& threads) {
+  STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents));
+  STASIS_TRY_ASSIGN(auto owners, owners_of(shares));
+  bool any_heir = false;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    for (const Share& share : shares[i].shares) {
+      if (share.role != ShareRole::kHeir) continue;
+      owners.try_emplace(share.id, i);
+      any_heir = true;
+    }
   }
-  if (missing.empty()) return {};
+  const auto heirs = find_heirs(shares, owners);
+  if (heirs.empty() && !any_heir) return {};
+  STASIS_TRY(let_inherit(agents, shares, heirs));
+  return let_give_up(agents, threads);
+}
+
+Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
+  if (std::none_of(agents.begin(), agents.end(), misses_some)) return {};
   fault_only(FaultPoint::kDirectAttach);
+  STASIS_TRY(finish_inheritance(agents, threads));
+  std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
+  for (AgentClient& agent : agents)
+    if (misses_some(agent)) missing.emplace_back(&agent, std::set<ShareId>());
   Stillness still;
   for (auto& [agent, ids] : missing)
     STASIS_TRY(still.keep(*agent, threads));
@@ -360,8 +376,12 @@ Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThre
     }
   }
   STASIS_TRY_ASSIGN(const auto owners, owners_of(known));
-  STASIS_TRY(check_owners_live(known, owners));
-  STASIS_TRY(check_imports(known, owners));
+  // What has no owner any more, and was not given up, is still there.
+  std::vector<ProcessShares> without;
+  for (std::size_t i = 0; i < known.size(); ++i)
+    if (by_process[i]->detached_count() != 0) without.push_back(known[i]);
+  STASIS_TRY(check_owners_live(without, known, owners));
+  STASIS_TRY(check_imports(without, known, owners, {}));
   // One descriptor for all that import the piece.
   std::map<ShareId, UniqueFd> borrowed;
   for (auto& [agent, ids] : missing) {

@@ -11,27 +11,20 @@
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/group.h"
 #include "direct/agent_set.h"
+#include "direct/heirs.h"
 #include "direct/stillness.h"
 
 namespace stasis {
 
-// What one process shares.
-struct ProcessShares {
-  Pid pid;
-  unsigned uid = 0;
-  std::vector<direct::Share> shares;
-};
-
-// kNotSupported if any of these processes has memory of one that is not among them, or if one that
-// is not among them has some of theirs open, or a device or another host: names both sides as far
-// as they are known. kInternal
-// if two claim to have made the same piece.
+// kNotSupported if any of these processes has memory of one that is not among them and lives, or if
+// one that is not among them has some of theirs open, or a device or another host: names both sides
+// as far as they are known. kInternal if two claim to have made the same piece.
 Result<void> check_sharing(const std::vector<ProcessShares>& processes);
 
 // Memory by CUDA IPC is open more often than these processes say, or one of them has imported what
-// none of them has. Besides by a process that is not among them, that comes of a handle on its way,
-// or of a communicator of NCCL's that one rank has destroyed before the other, for as long as they
-// run.
+// none of them has or inherits. Besides by a process that is not among them, that comes of a handle
+// on its way, or of a communicator of NCCL's that one rank has destroyed before the other, for as
+// long as they run.
 bool may_settle(const std::vector<ProcessShares>& processes);
 
 // Leaves out what the agents bring back: the memory that NCCL shares, and managed memory as long as
@@ -42,7 +35,7 @@ std::vector<Obstacle> drop_lifted(std::vector<Obstacle>& obstacles, bool quiesce
 constexpr std::chrono::milliseconds kHandOver{2000};
 constexpr std::chrono::milliseconds kHandOverPause{10};
 
-// Asks those agents that have anything to say.
+// Asks all of them: how much one shared when it last answered says nothing of now.
 Result<std::vector<ProcessShares>> ask_for_shares(AgentSet& agents);
 // The same while the programs run: asks again, for kHandOver, as long as may_settle().
 // kInterrupted.
@@ -51,8 +44,8 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 // Whether any of them has another's memory.
 bool any_imports(const std::vector<ProcessShares>& processes);
 
-// All gates are closed: every process gives up what it has of others. After an error some have, and
-// attach_all() brings it back.
+// All gates are closed: every process gives up what it has of others; what has no owner any more is
+// inherited before. After an error some have, and attach_all() brings it back.
 // Threads that reach managed memory are kept still meanwhile, as in attach_all().
 Result<void> detach_all(AgentSet& agents, const DriverThreads& threads);
 // All processes that miss memory of others take it again. Their owners are among the agents, or

@@ -54,6 +54,33 @@ TEST(Sharing, WhatAProcessHasImportedIsOfOneAmongThem) {
             ErrorCode::kNotSupported);
 }
 
+TEST(Sharing, WhatHasNoOwnerAnyMoreIsInheritedByOne) {
+  const auto orphan = [](std::uint64_t service, std::uint64_t number, bool lost_owner = true) {
+    Share share = imported(service, number);
+    share.open = lost_owner ? direct::kOwnerLost : 0;
+    return share;
+  };
+  const std::vector<ProcessShares> two = {{Pid{10}, 1000, {orphan(2, 1), owned(1, 1)}},
+                                          {Pid{11}, 1000, {orphan(2, 1), orphan(2, 2)}}};
+  const Owners owners = {{ShareId{1, 1}, 0}};
+  EXPECT_EQ(find_heirs(two, owners), (Heirs{{ShareId{2, 1}, 0}, {ShareId{2, 2}, 1}}));
+  EXPECT_TRUE(check_sharing(two));
+  EXPECT_FALSE(may_settle(two));
+  // Only one that still has it can.
+  Share given_up = imported(2, 1);
+  given_up.open = direct::kGivenUp;
+  EXPECT_EQ(find_heirs({{Pid{10}, 0, {given_up}}, {Pid{11}, 0, {orphan(2, 1)}}}, owners),
+            (Heirs{{ShareId{2, 1}, 1}}));
+  EXPECT_EQ(find_heirs({{Pid{10}, 0, {given_up}}}, owners), Heirs());
+  // Its owner may live.
+  EXPECT_EQ(refused({{Pid{10}, 1000, {orphan(2, 1)}}, {Pid{11}, 1000, {orphan(2, 1, false)}}},
+                    "process 10 has imported 1 piece"),
+            ErrorCode::kNotSupported);
+  // Of two users, of whom one may have forged it.
+  EXPECT_EQ(refused({{Pid{10}, 1000, {orphan(2, 1)}}, {Pid{11}, 0, {orphan(2, 1)}}}, "process 10"),
+            ErrorCode::kNotSupported);
+}
+
 TEST(Sharing, MemoryOfAnotherUserIsNotLent) {
   const ProcessShares importer{Pid{10}, 0, {imported(2, 1)}};
   EXPECT_EQ(refused({importer, {Pid{11}, 1000, {owned(2, 1)}}}, "process 10"),

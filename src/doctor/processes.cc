@@ -92,7 +92,10 @@ Result<void> probe_shared_gpu_memory(const Group& group, const Interrupt& interr
   std::size_t sharing = 0;
   if (allowed) {
     auto shares = ask_for_settled_shares(agents, interrupt);
-    if (shares && any_imports(*shares)) sharing = shares->size();
+    if (shares && any_imports(*shares))
+      sharing = static_cast<std::size_t>(
+          std::count_if(shares->begin(), shares->end(),
+                        [](const ProcessShares& one) { return !one.shares.empty(); }));
     allowed = shares ? check_sharing(*shares) : Result<void>(fail(std::move(shares.error())));
   }
   if (!allowed)

@@ -193,6 +193,20 @@ def events(machine):
     return figures
 
 
+@case("sharing.orphans", needs=NEEDS + ("criu", "root"))
+def orphans(machine):
+    """Processes go on with memory whose owner has ended, or has freed it: each round wants every other's words."""
+    figures = {}
+    for way in ("ends", "frees"):
+        target = under_agent(machine, f"orphans.{way}",
+                             [sys.executable, os.path.join(HERE, "orphans.py"), "{status}", way, "3"])
+        target.wait_rounds(3, timeout=120)
+        figures[way] = there_and_back(machine, target, FEWER, 2, lambda of=target: of.wait_rounds(3))
+        figures[way]["rounds"] = target.finish()
+    figures["note"] = f"{FEWER} cycles and 2 dumps each, by descriptors (device and host) and by CUDA IPC"
+    return figures
+
+
 @case("sharing.tensors", simulated=False, needs=NEEDS + ("criu", "root"))
 def tensors(machine):
     """Two processes hand each other tensors of PyTorch, in both directions."""

@@ -1,0 +1,162 @@
+#include "direct/heirs.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "base/fault_point.h"
+#include "base/units.h"
+#include "checkpoint/driver_obstacles.h"
+#include "direct/sharing_processes.h"
+#include "proc/memory_cgroup.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+
+using direct::AgentClient;
+using direct::AgentCommand;
+using direct::Share;
+using direct::ShareId;
+using direct::ShareRole;
+
+namespace {
+
+// Another tool's may be at work on it, for longer.
+constexpr std::chrono::milliseconds kOthersAgent{1000};
+
+// Those who have imported one piece, and what they say of it.
+struct Importers {
+  std::vector<std::size_t> processes;
+  std::vector<std::size_t> holders;  // of these, those that have not given it up
+  bool lost_owner = true;            // all of the holders
+};
+
+// Whether the owner has ended, or is one of these, and does not name the piece any more.
+bool has_no_owner(const ShareId& id, const Importers& importers,
+                  const std::vector<ProcessShares>& processes) {
+  const auto owners = find_owners(processes[importers.holders.front()].pid, {id[0]});
+  const bool among_them =
+      std::all_of(owners.begin(), owners.end(), [&](const SharingProcess& owner) {
+        return std::any_of(processes.begin(), processes.end(),
+                           [&](const ProcessShares& one) { return one.pid == owner.pid; });
+      });
+  return owners.empty() ? importers.lost_owner : among_them;
+}
+
+Result<void> refuse_others(Pid other, const std::string& name, const std::string& why,
+                           const std::string& remedy) {
+  return fail(refusal({"exported-memory", Severity::kRed, other,
+                       fmt::format("GPU memory whose owner has ended or has freed it, and that "
+                                   "another process, which is not in the tree, {}: process {} ({})",
+                                   why, other.value, name),
+                       remedy, Override::kIgnoreObstacles}));
+}
+
+Result<void> check_other(const proc::ProcessInfo& other, const Heirs& heirs) {
+  const auto probed = AgentClient::probe(other.pid);
+  if (!probed || !*probed || !(*probed)->shares) return {};
+  const auto refuse_unknown = [&] {
+    return refuse_others(other.pid, other.comm, "may have, too (its agent does not say)",
+                         "try again; or name the process that both are below");
+  };
+  const auto pidfd = Pidfd::open(other.pid);
+  if (!pidfd) return {};  // it has ended
+  auto agent = AgentClient::find(other.pid, *pidfd, kOthersAgent);
+  if (!agent || !*agent) return refuse_unknown();
+  const auto shares = (*agent)->shares(kOthersAgent);
+  if (!shares) return pidfd->alive() ? refuse_unknown() : Result<void>();
+  const bool has_it = std::any_of(shares->begin(), shares->end(), [&](const Share& share) {
+    return share.is_piece() && heirs.contains(share.id);
+  });
+  if (!has_it) return {};
+  return refuse_others(other.pid, other.comm, "has, too",
+                       "name the process that both are below, or try again when the other has "
+                       "given it up");
+}
+
+}  // namespace
+
+Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owners) {
+  std::map<ShareId, Importers> orphans;
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    for (const Share& share : processes[i].shares) {
+      if (share.role != ShareRole::kImporter || owners.contains(share.id)) continue;
+      Importers& importers = orphans[share.id];
+      importers.processes.push_back(i);
+      if (share.is_given_up()) continue;
+      importers.holders.push_back(i);
+      importers.lost_owner = importers.lost_owner && share.has_lost_owner();
+    }
+  }
+  Heirs heirs;
+  for (const auto& [id, importers] : orphans) {
+    if (importers.holders.empty()) continue;
+    const auto first = importers.holders.front();
+    const bool of_one_user =
+        std::all_of(importers.processes.begin(), importers.processes.end(),
+                    [&](std::size_t one) { return processes[one].uid == processes[first].uid; });
+    if (of_one_user && has_no_owner(id, importers, processes)) heirs.emplace(id, first);
+  }
+  return heirs;
+}
+
+Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes) {
+  if (heirs.empty()) return {};
+  std::set<Pid> among_them;
+  for (const ProcessShares& process : processes)
+    among_them.insert(process.pid);
+  STASIS_TRY_ASSIGN(const auto all, proc::ProcFs().all());
+  for (const proc::ProcessInfo& other : all)
+    if (!among_them.contains(other.pid)) STASIS_TRY(check_other(other, heirs));
+  return {};
+}
+
+Result<void> let_inherit(AgentSet& agents, const std::vector<ProcessShares>& processes,
+                         const Heirs& heirs) {
+  std::map<Pid, std::uint64_t> bytes;
+  for (const auto& [id, heir] : heirs)
+    for (const Share& share : processes[heir].shares)
+      if (share.id == id) bytes[processes[heir].pid] += share.bytes;
+  for (const auto& [pid, needed] : bytes) {
+    if (needed <= room_on_host(pid)) continue;
+    return fail(ErrorCode::kOutOfHostMemory,
+                fmt::format("process {} is to save {} of GPU memory whose owner has ended or has "
+                            "freed it, and there is no room for that in host memory",
+                            pid.value, format_bytes(needed)),
+                "free host memory, or raise the limit of the process's memory cgroup");
+  }
+  const auto agent_of = [&](std::size_t process) {
+    const Pid pid = processes[process].pid;
+    return std::find_if(agents.begin(), agents.end(),
+                        [&](const AgentClient& one) { return one.pid() == pid; });
+  };
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    const bool has_some = std::any_of(processes[i].shares.begin(), processes[i].shares.end(),
+                                      [&](const Share& share) { return heirs.contains(share.id); });
+    if (has_some) STASIS_TRY(agent_of(i)->ask(AgentCommand::kStay, 0, kAtOnce));
+  }
+  for (const auto& [id, heir] : heirs) {
+    const auto agent = agent_of(heir);
+    agent->begin(AgentCommand::kInherit, id);
+    STASIS_TRY(agent->finish(kMapping));
+    STASIS_TRY(fault(FaultPoint::kDirectInherited));
+  }
+  return {};
+}
+
+std::uint64_t room_on_host(Pid pid) {
+  constexpr std::uint64_t kReserve = std::uint64_t{512} << 20;
+  constexpr std::uint64_t kGroupReserve = std::uint64_t{32} << 20;
+  const proc::ProcFs procfs;
+  std::uint64_t room = procfs.memory_available().value_or(UINT64_MAX);
+  room -= std::min(room, kReserve);
+  for (const proc::MemoryCgroup& group : proc::memory_cgroups(pid)) {
+    const std::uint64_t in_group = group.room(procfs.swap_free().value_or(0));
+    room = std::min(room, in_group - std::min(in_group, kGroupReserve));
+  }
+  return std::max<std::uint64_t>(room, 1);  // 0 is no limit
+}
+
+}  // namespace stasis

@@ -1,0 +1,85 @@
+#!/usr/bin/env bats
+# GPU memory that processes share, whose owner has ended or has freed it, or can be reached no more: on the simulated
+# driver, which like the real one lets importers keep it, and export it to none.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+started=0
+# start_orphans WAY COUNT: sets TARGET to the parent, and CHILDREN.
+start_orphans() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/orphans.$((++started))
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/../gpu/orphans.py" "$TARGET_STATUS" "$@") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  target_goes_on
+}
+
+@test "memory that outlives its owner stays shared: the owner has ended, has freed it, or is reached no more" {
+  local way i
+  for way in ends frees closes; do
+    start_orphans "$way" 2
+    for ((i = 0; i < 3; ++i)); do
+      done_by suspend "$TARGET"
+      done_by resume "$TARGET"
+      target_goes_on
+    done
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+  done
+}
+
+@test "memory that outlives its owner is dumped and restored with those who share it" {
+  need_root "CRIU"
+  local way
+  for way in ends frees; do
+    start_orphans "$way" 2
+    done_by dump "$TARGET" --images-dir "$image.$way"
+    wait "$TARGET" || true
+    done_by restore --images-dir "$image.$way" --detach
+    at_end_kill "$TARGET"
+    target_goes_on
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+  done
+}
+
+@test "memory that outlives its owner, and that a process of another tree has, too, is refused" {
+  start_orphans ends 2
+  refused 8 not-supported suspend "${CHILDREN[0]}"
+  assert_contains "$err" "another process, which is not in the tree, has, too: process ${CHILDREN[1]} (python3)"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
+@test "a tool that is killed, or fails, when one process has saved what outlives its owner leaves a job that goes on" {
+  local way
+  for way in ends frees; do
+    start_orphans "$way" 3
+    STASIS_FAULT=direct.inherited:error capture stasis suspend "$TARGET"
+    ((status != 0))
+    target_goes_on
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+    start_orphans "$way" 3
+    STASIS_FAULT=direct.inherited:kill@2 capture stasis suspend "$TARGET"
+    ((status == 137))
+    done_by recover --all
+    target_goes_on
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+  done
+}
