@@ -115,6 +115,24 @@ bool is_connection(int fd, std::uint64_t service) {
          found.tv_sec == wanted.tv_sec;
 }
 
+// Of this process's end, which no other socket has.
+Name name_of_holder(std::uint64_t service) {
+  std::uint64_t number = 0;
+  (void)!::getrandom(&number, sizeof number, 0);
+  Name name = name_of(service);
+  const auto used = static_cast<std::size_t>(name.size) - offsetof(sockaddr_un, sun_path);
+  const int length =
+      std::snprintf(name.address.sun_path + used, sizeof name.address.sun_path - used, "-%016llx",
+                    static_cast<unsigned long long>(number));
+  name.size += static_cast<socklen_t>(length);
+  return name;
+}
+
+void bind_as_holder(int fd, std::uint64_t service) {
+  const Name name = name_of_holder(service);
+  (void)!::bind(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
+}
+
 bool same_user_or_root(int connection) {
   ucred peer{};
   socklen_t size = sizeof peer;
@@ -406,6 +424,15 @@ std::vector<ShareKey> keys_of_own(const Physical& physical) {
   return keys;
 }
 
+void name_connection(int connection, std::uint64_t service) {
+  sockaddr_un found{};
+  socklen_t size = sizeof found;
+  if (is_connection(connection, service) &&
+      ::getsockname(connection, reinterpret_cast<sockaddr*>(&found), &size) == 0 &&
+      size == offsetof(sockaddr_un, sun_path))
+    bind_as_holder(connection, service);
+}
+
 bool has_hung_up(int connection, const ShareKey& key) {
   pollfd polled{connection, POLLRDHUP, 0};
   return is_connection(connection, key.service) && ::poll(&polled, 1, 0) == 1 &&
@@ -469,6 +496,7 @@ Fetched fetch(const ShareKey& key) {
   Fetched fetched;
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return fetched;
+  bind_as_holder(fd, key.service);
   const Name name = name_of(key.service);
   int connected = -1;
   do {

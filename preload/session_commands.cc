@@ -11,6 +11,7 @@
 #include "abi/fd_table.h"
 #include "attached.h"
 #include "copiers.h"
+#include "copy_ahead.h"
 #include "deadline.h"
 #include "deepbind_scan.h"
 #include "device_wait.h"
@@ -244,6 +245,7 @@ void Session::open_gate(bool keeps_buffer) {
   set_content(0, 0);
   set_state(AgentState::kRunning);
   if (was_detached_) forget_saved();
+  name_connections();
   was_detached_ = false;
   Gate::open();
   if (!keeps_buffer) {
@@ -344,6 +346,7 @@ void Session::close_sockets() {
 // The peer has died: the agent makes the program run again by itself; if the device has no room
 // now, at the next poll.
 void Session::undo() {
+  end_copy_ahead();
   close_exported();
   close_sockets();
   // Only a tool can ask the owners of the memory that is missing.

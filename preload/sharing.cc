@@ -36,19 +36,18 @@ std::size_t foreign_count() {
 }
 std::size_t outside_count() { return tables().outside_of_driver.size() + tables().fabric_exports; }
 
-// With the tables locked. By CUDA IPC each piece has a connection of its own.
-bool has_lost_owner(const Physical& imported) {
+// With the tables locked. By CUDA IPC each piece has one of its own.
+int connection_of(const Physical& imported) {
   for (const auto& [address, allocation] : tables().allocations)
-    if (allocation.physical == &imported && allocation.is_opened())
-      return has_hung_up(allocation.connection, imported.key);
+    if (allocation.physical == &imported && allocation.is_opened()) return allocation.connection;
   const auto at = tables().owners.find(imported.key.service);
-  return at != tables().owners.end() && has_hung_up(at->second, imported.key);
+  return at == tables().owners.end() ? -1 : at->second;
 }
 
 // As in AgentShare.
 std::uint32_t import_status(const Physical& imported) {
   if (!imported.present) return direct::kGivenUp;
-  return has_lost_owner(imported) ? direct::kOwnerLost : 0;
+  return has_hung_up(connection_of(imported), imported.key) ? direct::kOwnerLost : 0;
 }
 
 }  // namespace
@@ -244,6 +243,14 @@ Outcome inherit(const ShareId& id) {
   const auto asked = driver().cuMemGetAllocationPropertiesFromHandle(&physical.prop, physical.real);
   if (asked != CUDA_SUCCESS) return {asked, "cuMemGetAllocationPropertiesFromHandle"};
   return save(physical);
+}
+
+void name_connections() {
+  const TablesLock lock;
+  for (const auto& [service, connection] : tables().owners)
+    name_connection(connection, service);
+  for (const auto& [address, allocation] : tables().allocations)
+    if (allocation.is_opened()) name_connection(allocation.connection, allocation.key.service);
 }
 
 void forget_saved() {

@@ -57,7 +57,9 @@ Outcome detach_all();
 // Saves the content of what this process has imported under that id. detach_all() makes it the
 // owner of that.
 Outcome inherit(const direct::ShareId& id);
-// With the gate about to open: what was saved and is still there is not needed.
+// With the gate about to open: the connections to owners have their names (ipc_broker.h).
+void name_connections();
+// The same: what was saved and is still there is not needed.
 void forget_saved();
 // Takes the host's and what was inherited again, with its content, at the same addresses.
 Outcome retake_saved();

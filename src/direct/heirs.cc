@@ -23,9 +23,6 @@ using direct::ShareRole;
 
 namespace {
 
-// Another tool's may be at work on it, for longer.
-constexpr std::chrono::milliseconds kOthersAgent{1000};
-
 // Those who have imported one piece, and what they say of it.
 struct Importers {
   std::vector<std::size_t> processes;
@@ -43,37 +40,6 @@ bool has_no_owner(const ShareId& id, const Importers& importers,
                            [&](const ProcessShares& one) { return one.pid == owner.pid; });
       });
   return owners.empty() ? importers.lost_owner : among_them;
-}
-
-Result<void> refuse_others(Pid other, const std::string& name, const std::string& why,
-                           const std::string& remedy) {
-  return fail(refusal({"exported-memory", Severity::kRed, other,
-                       fmt::format("GPU memory whose owner has ended or has freed it, and that "
-                                   "another process, which is not in the tree, {}: process {} ({})",
-                                   why, other.value, name),
-                       remedy, Override::kIgnoreObstacles}));
-}
-
-Result<void> check_other(const proc::ProcessInfo& other, const Heirs& heirs) {
-  const auto probed = AgentClient::probe(other.pid);
-  if (!probed || !*probed || !(*probed)->shares) return {};
-  const auto refuse_unknown = [&] {
-    return refuse_others(other.pid, other.comm, "may have, too (its agent does not say)",
-                         "try again; or name the process that both are below");
-  };
-  const auto pidfd = Pidfd::open(other.pid);
-  if (!pidfd) return {};  // it has ended
-  auto agent = AgentClient::find(other.pid, *pidfd, kOthersAgent);
-  if (!agent || !*agent) return refuse_unknown();
-  const auto shares = (*agent)->shares(kOthersAgent);
-  if (!shares) return pidfd->alive() ? refuse_unknown() : Result<void>();
-  const bool has_it = std::any_of(shares->begin(), shares->end(), [&](const Share& share) {
-    return share.is_piece() && heirs.contains(share.id);
-  });
-  if (!has_it) return {};
-  return refuse_others(other.pid, other.comm, "has, too",
-                       "name the process that both are below, or try again when the other has "
-                       "given it up");
 }
 
 }  // namespace
@@ -103,13 +69,26 @@ Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owne
 }
 
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes) {
-  if (heirs.empty()) return {};
   std::set<Pid> among_them;
   for (const ProcessShares& process : processes)
     among_them.insert(process.pid);
-  STASIS_TRY_ASSIGN(const auto all, proc::ProcFs().all());
-  for (const proc::ProcessInfo& other : all)
-    if (!among_them.contains(other.pid)) STASIS_TRY(check_other(other, heirs));
+  std::set<std::uint64_t> checked;
+  for (const auto& [id, heir] : heirs) {
+    if (!checked.insert(id[0]).second) continue;
+    STASIS_TRY_ASSIGN(const auto holders, find_holders(processes[heir].pid, id[0], among_them));
+    if (holders.outside == 0) continue;
+    std::string named;
+    for (const SharingProcess& one : holders.named)
+      named +=
+          fmt::format("{} process {} ({})", named.empty() ? ":" : ",", one.pid.value, one.name);
+    return fail(refusal(
+        {"exported-memory", Severity::kRed, processes[heir].pid,
+         fmt::format("GPU memory whose owner has ended or has freed it, and that another process, "
+                     "which is not in the tree, has, too{}",
+                     named.empty() ? " (which one is not seen from here)" : named),
+         "name the process that both are below, or try again when the other has given it up",
+         Override::kIgnoreObstacles}));
+  }
   return {};
 }
 

@@ -30,9 +30,9 @@ using Heirs = std::map<direct::ShareId, std::size_t>;
 // those that processes of several users have.
 Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owners);
 
-// kNotSupported if a process that is not among these has such a piece, too, and would be left with
-// another copy of it, or if its agent does not say. Asks all agents of the machine that the tool
-// may ask, if there are heirs.
+// kNotSupported if a process that is not among these has memory of the same owner's, too, and would
+// be left with another copy of it: seen by its connection to that, in the network namespace in
+// which the heir is.
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes);
 
 // With all gates closed: the heirs save what they inherit. Before that the agents of all that have

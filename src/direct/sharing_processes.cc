@@ -44,6 +44,22 @@ std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64
   return processes_with(listening);
 }
 
+Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members) {
+  const proc::ProcFs procfs;
+  STASIS_TRY_ASSIGN(const auto sockets, procfs.unix_sockets(importer));
+  std::set<std::uint64_t> connections;
+  const std::string prefix = name_of(service) + "-";
+  for (const proc::UnixSocket& socket : sockets)
+    if (socket.path.starts_with(prefix)) connections.insert(socket.inode);
+  for (const Pid pid : members) {
+    const auto inodes = procfs.socket_inodes(pid);
+    if (!inodes) continue;
+    for (const std::uint64_t inode : *inodes)
+      connections.erase(inode);
+  }
+  return Holders{connections.size(), processes_with(connections)};
+}
+
 std::vector<SharingProcess> find_users(Pid owner, std::uint64_t service) {
   std::set<std::uint64_t> others;
   const auto sockets = proc::ProcFs().unix_sockets(owner);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -20,6 +21,14 @@ struct SharingProcess {
 // Those that are asked by these numbers in the network namespace of the process; without those that
 // have ended, or cannot be seen.
 std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64_t>& services);
+
+// Who has connections that agents have made to that owner, which may have ended.
+struct Holders {
+  std::size_t outside = 0;            // connections that none of the members has
+  std::vector<SharingProcess> named;  // whose those are, as far as that is seen
+};
+// In the network namespace of `importer`. Errors as of ProcFs::unix_sockets().
+Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members);
 
 // Those that are connected to the owner by that number; none where that is in another network
 // namespace than this process.

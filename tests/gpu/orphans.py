@@ -37,6 +37,7 @@ class Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_char * 64)]
 
 
+PR_SET_PDEATHSIG = 1
 GPU, HOST = Place(1, 0), Place(3, 0)
 
 
@@ -56,6 +57,8 @@ def mapped(handle):
 
 def begin():
     global driver
+    # They wait for each other for ever.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     call("cuInit", 0)
     call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)

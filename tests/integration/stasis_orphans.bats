@@ -64,6 +64,19 @@ start_orphans() {
   target_goes_on
 }
 
+@test "the same when all of them were restored since" {
+  need_root "CRIU"
+  start_orphans ends 2
+  done_by dump "$TARGET" --images-dir "$image"
+  wait "$TARGET" || true
+  done_by restore --images-dir "$image" --detach
+  at_end_kill "$TARGET"
+  target_goes_on
+  refused 8 not-supported suspend "${CHILDREN[1]}"
+  assert_contains "$err" "has, too: process ${CHILDREN[0]} (python3)"
+  target_goes_on
+}
+
 @test "a tool that is killed, or fails, when one process has saved what outlives its owner leaves a job that goes on" {
   local way
   for way in ends frees; do
