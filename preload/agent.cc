@@ -18,6 +18,7 @@
 #include "abi/agent_thread.h"
 #include "activation.h"
 #include "copiers.h"
+#include "copy_ahead.h"
 #include "deepbind_scan.h"
 #include "eviction.h"
 #include "exported_fds.h"
@@ -88,6 +89,7 @@ void in_forked_child() {
   if (holds_page(g_fd)) ::close(g_fd);
   g_fd = -1;
   g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
+  heed_copy_ahead(nullptr);
   g_started.store(false);
   g_ending.store(false);
   g_forks_pass.store(false);
@@ -117,6 +119,8 @@ bool make_page() {
   page->version = direct::kAgentVersion;
   page->bytes = sizeof(ControlPage);
   page->pid = ::getpid();
+  page->copied_ahead = direct::CopiedAhead::kNo;
+  heed_copy_ahead(&page->copied_ahead);
   page->origin = is_attached() ? direct::AgentOrigin::kHooked : direct::AgentOrigin::kStarted;
   g_page.store(page);
   return true;
@@ -130,6 +134,7 @@ void Agent::start() {
       ::pthread_atfork(&before_fork, &after_fork, &in_forked_child) + std::atexit(&at_exit);
   if (registered != 0) return;
   if (make_page() && start_thread(&run_agent, nullptr)) return;
+  heed_copy_ahead(nullptr);
   if (auto* page = g_page.exchange(nullptr)) ::munmap(page, sizeof *page);
   if (g_fd >= 0) ::close(g_fd);
   g_fd = -1;

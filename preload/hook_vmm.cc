@@ -8,6 +8,7 @@
 
 #include "activation.h"
 #include "agent.h"
+#include "copy_ahead.h"
 #include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
@@ -132,6 +133,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     }
     if (physical && unneeded.empty()) return CUDA_SUCCESS;
   }
+  wait_for_copy_ahead();
   const auto result = driver().cuMemRelease(unneeded.front());
   if (result == CUDA_SUCCESS) forget_multicasts(handle, 0, 0);
   return result;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "abi/futex.h"
+#include "copy_ahead.h"
 #include "eviction_internal.h"
 #include "intercept.h"
 #include "ipc_broker.h"
@@ -204,6 +205,7 @@ bool defer_in_capture(CUdeviceptr address, const Allocation& allocation) {
 }
 
 void release(const Unneeded& unneeded) {
+  if (!unneeded.empty()) wait_for_copy_ahead();
   for (const auto handle : unneeded)
     driver().cuMemRelease(handle);
 }

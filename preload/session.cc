@@ -102,7 +102,8 @@ void Session::set_buffer(std::uint64_t address, std::uint64_t bytes) {
 
 bool Session::undoes_on_its_own() const {
   const auto now = state();
-  return now == AgentState::kClosed || now == AgentState::kEvicted || now == AgentState::kFilling ||
+  return page_.copied_ahead.load(std::memory_order_relaxed) != direct::CopiedAhead::kNo ||
+         now == AgentState::kClosed || now == AgentState::kEvicted || now == AgentState::kFilling ||
          (now == AgentState::kRunning && (buffer_bytes_ > 0 || has_reserve()));
 }
 

@@ -170,6 +170,15 @@ struct AgentShare {
   std::uint32_t of_host;  // not 0: memory of the host's from cuMemCreate
 };
 
+// Whether a tool has the program's memory mapped while the program runs, to copy it ahead of a
+// save.
+enum class CopiedAhead : std::uint32_t {
+  kUnknown = 0,  // the agent is of an earlier version and does not look
+  kNo = 1,
+  kCopies = 2,  // written by the tool
+  kEnds = 3,    // the agent's wish: the program is giving memory back, and waits. A futex
+};
+
 struct ControlPage {
   std::uint64_t magic;
   std::uint32_t version;
@@ -184,7 +193,8 @@ struct ControlPage {
   // The number of a request that its peer has cancelled: kClose ends soon, as at its deadline.
   std::atomic<std::uint32_t> abandoned;
   std::uint64_t arguments[2];
-  std::uint64_t unused;
+  std::atomic<CopiedAhead> copied_ahead;
+  std::uint32_t unused;
   // Of so many MiB of device memory a tool has seen that less than half is zeros: it is not worth
   // it to look again before there is much more. 0: not known. Written by tools.
   std::atomic<std::uint32_t> few_zeros;

@@ -89,6 +89,23 @@ void AgentClient::Unmap::operator()(ControlPage* page) const {
   ::munmap(page, sizeof(ControlPage));
 }
 
+bool AgentClient::begin_copy_ahead() {
+  auto none = CopiedAhead::kNo;
+  return page_->copied_ahead.compare_exchange_strong(none, CopiedAhead::kCopies);
+}
+
+void AgentClient::end_copy_ahead() {
+  auto copies = CopiedAhead::kCopies;
+  if (page_->copied_ahead.compare_exchange_strong(copies, CopiedAhead::kNo)) return;
+  auto ends = CopiedAhead::kEnds;
+  if (!page_->copied_ahead.compare_exchange_strong(ends, CopiedAhead::kNo)) return;
+  futex::wake_all(reinterpret_cast<std::atomic<std::uint32_t>&>(page_->copied_ahead), true);
+}
+
+bool AgentClient::wants_its_memory() const {
+  return page_->copied_ahead.load(std::memory_order_relaxed) == CopiedAhead::kEnds;
+}
+
 bool AgentClient::has_few_zeros() const {
   return bytes() >> 20 < 2 * std::uint64_t{page_->few_zeros.load(std::memory_order_relaxed)};
 }

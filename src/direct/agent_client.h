@@ -153,6 +153,13 @@ class AgentClient {
   std::uint64_t managed_areas() const { return figures_.managed_areas; }
   std::uint32_t detached_count() const { return figures_.detached; }
 
+  // From here on until end_copy_ahead() a tool has the program's memory mapped while the program
+  // runs, which waits for that end when it gives memory back. False: the agent does not know how.
+  bool begin_copy_ahead();
+  void end_copy_ahead();
+  // By any thread.
+  bool wants_its_memory() const;
+
   // Whether the last command was answered: without that the agent may still be at it.
   bool has_answered() const { return page_->reply.load(std::memory_order_acquire) == number_; }
 

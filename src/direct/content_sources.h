@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "direct/agent_client.h"
@@ -14,10 +15,17 @@
 
 namespace stasis {
 
+// What of an image to copy ahead, while the programs run.
+struct CopyAheadLimits {
+  std::uint64_t least = 0;        // bytes of GPU memory from which on it is worth it
+  std::uint64_t image_bytes = 0;  // that the image may have, about
+};
+
 // An image that is being written, as the place for what the mover copies.
 struct IntoImage {
   const UniqueFd& image_dir;
   ContentOptions options;
+  std::optional<CopyAheadLimits> ahead = {};  // nothing: not ahead
 };
 
 class ContentSources {

@@ -105,6 +105,11 @@ const ContentRecord* GpuMemory::content() const {
   return into ? &into->record() : nullptr;
 }
 
+std::uint64_t GpuMemory::precopied_bytes() const {
+  const auto& into = state_->content.into();
+  return into ? into->precopied_bytes() : 0;
+}
+
 std::uint64_t GpuMemory::reused_bytes() const {
   const auto& into = state_->content.into();
   return into ? into->reused_bytes() : 0;

@@ -129,6 +129,8 @@ class GpuMemory {
   const ContentRecord* content() const;
   // Bytes of it that an earlier image had already.
   std::uint64_t reused_bytes() const;
+  // Of these, what was copied ahead and is in the image.
+  std::uint64_t precopied_bytes() const;
   // All of it went past the page cache.
   bool direct_io() const;
   // A process's memory is in that image and nowhere else.

@@ -108,6 +108,7 @@ Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt
   writer_.reset();
   record_ = std::move(summary.record);
   reused_bytes_ = summary.use.reused_bytes;
+  precopied_bytes_ = summary.precopied_bytes;
   direct_io_ = summary.direct_io && summary.written_bytes > 0;
   STASIS_TRY_ASSIGN(auto reader, ContentReader::open(image_dir_, record_));
   reader_.emplace(std::move(reader));
@@ -116,6 +117,11 @@ Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt
 
 Result<void> ImageContent::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   return writer_->write(offset / kGap, offset % kGap, bytes);
+}
+
+Result<void> ImageContent::precopy(std::span<const std::byte> bytes) {
+  auto stored = writer_->precopy(bytes);
+  return stored ? Result<void>() : fail(std::move(stored.error()));
 }
 
 Result<void> ImageContent::read(std::uint64_t offset, std::span<std::byte> bytes) {

@@ -37,6 +37,11 @@ class ImageContent final : public direct::Content {
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
+  // As ContentWriter::precopy(), before anything is added; and marks which digests that need not
+  // store, as take() does.
+  Result<void> precopy(std::span<const std::byte> bytes);
+  void mark_known(std::span<std::byte> digests) const { writer_->mark_known(digests); }
+
   std::uint64_t digest_chunk() const override { return writer_ ? writer_->digest_chunk() : 0; }
   Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
   std::uint64_t zero_chunk() const override { return reader_ ? reader_->chunk_bytes() : 0; }
@@ -56,6 +61,8 @@ class ImageContent final : public direct::Content {
   const std::optional<Error>& without_base() const { return writer_->without_base(); }
   // Of what finish() has completed: bytes that an earlier image had already.
   std::uint64_t reused_bytes() const { return reused_bytes_; }
+  // That precopy() had stored, and was wanted.
+  std::uint64_t precopied_bytes() const { return precopied_bytes_; }
   // All of it went past the page cache.
   bool direct_io() const { return direct_io_; }
 
@@ -66,6 +73,7 @@ class ImageContent final : public direct::Content {
   ContentRecord record_;
   std::size_t streams_ = 0;
   std::uint64_t reused_bytes_ = 0;
+  std::uint64_t precopied_bytes_ = 0;
   bool direct_io_ = false;
 };
 

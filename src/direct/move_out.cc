@@ -13,6 +13,7 @@
 
 #include "base/fault_point.h"
 #include "direct/agent_lookup.h"
+#include "direct/copy_ahead.h"
 #include "direct/hold_back.h"
 #include "direct/left_to_driver.h"
 #include "direct/move_in.h"
@@ -196,7 +197,38 @@ class MoveOut {
     state_.mover.settle();
     if (done && options_.image) done = state_.content.begin_image(env_, *options_.image);
     if (done) done = fault(FaultPoint::kDirectPrepared);
+    if (done && copies_ahead()) done = copy_ahead();
     return done;
+  }
+
+  // The mover works beside the programs then: not where its context is made when they stand still.
+  bool copies_ahead() const {
+    return options_.image != nullptr && !plan_.mover_when_quiesced &&
+           is_worth_copying_ahead(env_, *options_.image, agents_.bytes());
+  }
+
+  // The gates close for a moment, so that the agents can name all memory.
+  Result<void> copy_ahead() {
+    phases_.begin("GPU pre-copy");
+    STASIS_TRY(state_.mover.prepare_digests(env_));
+    STASIS_TRY(hold_back(env_, group_, agents_, options_.timeout, standing()));
+    STASIS_TRY(agents_.allow_pieces());
+    STASIS_TRY_ASSIGN(auto ahead, CopyAhead::begin(agents_));
+    for (AgentClient& agent : agents_)
+      STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
+    phases_.runs();
+    group_.forget_gates();
+    if (ahead) STASIS_TRY(ahead->run(env_, state_.mover, *state_.content.into()));
+    return fault(FaultPoint::kDirectCopiedAhead);
+  }
+
+  std::function<void(bool)> standing() {
+    return [this](bool still) {
+      if (still)
+        phases_.stands_still();
+      else
+        phases_.runs();
+    };
   }
 
   Result<void> prepare() {
@@ -306,15 +338,9 @@ class MoveOut {
   }
 
   Result<void> hold_back_settled() {
-    const auto standing = [&](bool still) {
-      if (still)
-        phases_.stands_still();
-      else
-        phases_.runs();
-    };
     return options_.ignore_obstacles
-               ? hold_back(env_, group_, agents_, options_.timeout, standing)
-               : stasis::hold_back_settled(env_, group_, agents_, options_.timeout, standing);
+               ? hold_back(env_, group_, agents_, options_.timeout, standing())
+               : stasis::hold_back_settled(env_, group_, agents_, options_.timeout, standing());
   }
 
   // With the gates closed.

@@ -69,6 +69,44 @@ class Precopy : public testing::TestWithParam<ContentCompression> {
   Interrupt interrupt_;
 };
 
+// As a mover asks whose GPUs compute digests.
+TEST_P(Precopy, WhatIsKnownByItsDigestAloneNeedNotBeWritten) {
+  const auto digests = [&] {
+    std::vector<std::byte> all;
+    for (std::size_t i = 0; i < kChunks; ++i) {
+      const BlockDigest digest = xxh3(content_.chunk(i));
+      const auto bytes = std::as_bytes(std::span(digest));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  };
+  const auto marked = [](const std::vector<std::byte>& all, std::size_t number) {
+    return all[number * sizeof(BlockDigest)] == std::byte{1};
+  };
+  auto writer = make();
+  auto known = digests();
+  writer.mark_known(known);
+  for (std::size_t i = 0; i < kChunks; ++i)
+    EXPECT_EQ(marked(known, i), i == 5) << i;
+  ASSERT_TRUE(writer.precopy(content_.bytes()));
+  known = digests();
+  writer.mark_known(known);
+  for (std::size_t i = 0; i < kChunks; ++i)
+    EXPECT_TRUE(marked(known, i)) << i;
+  // It changes before it stands still.
+  fill_random(content_.chunk(3), 9);
+  ASSERT_TRUE(writer.add_stream(Pid{7}, content_.bytes().size(), {}));
+  auto taken = digests();
+  ASSERT_TRUE(writer.take(0, 0, taken));
+  for (std::size_t i = 0; i < kChunks; ++i)
+    EXPECT_EQ(marked(taken, i), i != 3) << i;
+  ASSERT_TRUE(writer.write(0, 3 * kChunk, content_.chunk(3)));
+  const auto summary = writer.finish(progress_, interrupt_).value();
+  expect_it_reads(summary);
+  EXPECT_EQ(summary.duplicate_chunks, 1U);
+  EXPECT_GT(summary.precopied_bytes, 0U);
+}
+
 TEST_P(Precopy, WhatHasNotChangedIsNotStoredAgain) {
   auto writer = make();
   EXPECT_EQ(writer.not_precopied(content_.bytes()), (kChunks - 1) * kChunk);

@@ -153,6 +153,8 @@ struct ContentWriter::State {
   Result<void> written_twice(std::size_t stream, std::uint32_t number) const;
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
   std::optional<bool> reuse_from_base(Slot& slot);
+  bool take_stored(Slot& slot);
+  void reuse_precopied(std::uint32_t number, Slot& slot);
   Result<void> check_all_written() const;
   Result<void> end_files(Progress& progress, const Interrupt& interrupt);
   ContentIndex make_index() const;
@@ -301,8 +303,8 @@ Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset
     std::memcpy(slot.digest.data(), digest.data(), digest.size());
     if (slot.digest == zeros)
       slot.state = SlotState::kZero;
-    else
-      reuse_from_base(slot);
+    else if (!reuse_from_base(slot))
+      reuse_precopied(number, slot);
     digest[0] = slot.state == SlotState::kEmpty ? std::byte{0} : std::byte{1};
   }
   return {};
@@ -330,6 +332,11 @@ bool ContentWriter::State::is_there(std::uint32_t number, Slot& slot, LaneKind& 
     slot.state = SlotState::kDuplicate;
     return true;
   }
+  return take_stored(slot);
+}
+
+// Where nothing else has its digest yet.
+bool ContentWriter::State::take_stored(Slot& slot) {
   const auto stored = precopied.use(slot.digest);
   if (!stored) return false;
   slot.position = stored->position;
@@ -338,6 +345,17 @@ bool ContentWriter::State::is_there(std::uint32_t number, Slot& slot, LaneKind& 
   slot.file = stored->file;
   slot.state = SlotState::kStored;
   return true;
+}
+
+// Of one that the caller knows by its digest alone.
+void ContentWriter::State::reuse_precopied(std::uint32_t number, Slot& slot) {
+  if (!precopied.has_stored(slot.digest)) return;
+  if (const auto equal = known.enter(slots, number)) {
+    slot.position = *equal;
+    slot.state = SlotState::kDuplicate;
+  } else {
+    (void)take_stored(slot);
+  }
 }
 
 Result<void> ContentWriter::State::check_all_written() const {
@@ -520,6 +538,14 @@ std::uint64_t ContentWriter::not_precopied(std::span<const std::byte> bytes) con
     if (!all_zero(content) && !state_->has(xxh3(content))) lacking += chunk;
   }
   return lacking;
+}
+
+void ContentWriter::mark_known(std::span<std::byte> digests) const {
+  for (; !digests.empty(); digests = digests.subspan(sizeof(BlockDigest))) {
+    BlockDigest digest{};
+    std::memcpy(digest.data(), digests.data(), digest.size());
+    digests[0] = std::byte{digest == state_->zeros || state_->has(digest)};
+  }
 }
 
 std::uint64_t ContentWriter::digest_chunk() const { return state_->options.chunk_bytes; }

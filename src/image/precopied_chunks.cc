@@ -18,6 +18,12 @@ bool PrecopiedChunks::knows(const BlockDigest& digest) const {
   return entries_.contains(digest);
 }
 
+bool PrecopiedChunks::has_stored(const BlockDigest& digest) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(digest);
+  return found != entries_.end() && found->second.is_stored;
+}
+
 void PrecopiedChunks::add(const ContentChunk& chunk) {
   const std::lock_guard lock(mutex_);
   Entry& entry = entries_[chunk.digest];

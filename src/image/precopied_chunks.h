@@ -24,6 +24,7 @@ class PrecopiedChunks {
   bool reserve(const BlockDigest& digest);
   // Whether reserve() would be false.
   bool knows(const BlockDigest& digest) const;
+  bool has_stored(const BlockDigest& digest) const;
   // It is stored there, whole.
   void add(const ContentChunk& chunk);
 

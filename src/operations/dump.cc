@@ -226,12 +226,20 @@ class DumpRun {
     sync_ = when_to_sync(options_, *writer_);
     into_image_.emplace(
         IntoImage{writer_->dir(),
-                  {options_.compression, past_the_cache(options_), sync_, kContentChunk, base_}});
+                  {options_.compression, past_the_cache(options_), sync_, kContentChunk, base_},
+                  gpu_memory_ahead()});
     // Also should an exception end us.
     writer_->keep_partial(true);
     STASIS_TRY(opened_->direct.come_back(env_));
     manifest_ = describe_dump(env_, group(), *criu_, criu_options_, gpus_);
     return {};
+  }
+
+  std::optional<CopyAheadLimits> gpu_memory_ahead() const {
+    // Less is copied in some tenths of a second.
+    constexpr std::uint64_t kWorthIt = 1U << 30;
+    if (!goes_on() || options_.precopy == Precopy::kNever) return std::nullopt;
+    return CopyAheadLimits{options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_};
   }
 
   // Connections of the tree's processes with each other need no consent: no program outside waits
@@ -611,7 +619,7 @@ class DumpRun {
     for (const auto& content : {manifest_.content, manifest_.host_content})
       if (content) report_.written_bytes -= content->reused_bytes();
     report_.reused_bytes = opened_->direct.reused_bytes() + host_.reused_bytes();
-    report_.precopied_bytes = host_.precopied_bytes();
+    report_.precopied_bytes = opened_->direct.precopied_bytes() + host_.precopied_bytes();
     report_.direct_io = opened_->direct.direct_io();
     return std::move(report_);
   }

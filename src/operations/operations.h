@@ -205,7 +205,7 @@ struct DumpReport : Report {
   std::uint64_t image_bytes = 0;    // of all its files
   std::uint64_t written_bytes = 0;  // of the files that are not an earlier image's too
   std::uint64_t reused_bytes = 0;   // of an earlier image's files, what is in use in this one
-  // Of host memory, what was written before the job stood still.
+  // What was written before the job stood still, and is in the image.
   std::uint64_t precopied_bytes = 0;
   bool direct_io = false;  // GPU memory went past the page cache, all of it
   // Pages of zeros that the driver had saved, and that the image does not need.

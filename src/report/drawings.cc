@@ -69,6 +69,7 @@ std::string phase_meaning(std::string_view name) {
       {"content", "what was copied is written to the image to its end, and gets its index"},
       {"host memory", "large host memory is written to the image, by all processors"},
       {"pre-copy", "large host memory is written to the image while the job runs"},
+      {"GPU pre-copy", "GPU memory is written to the image while the job runs"},
       {"finish", "the image gets its name"},
       {"close", "GPU work in flight is waited for, and new work held back, by the agent"},
       {"hook", "the agent is brought into a process that runs without it"},

@@ -72,6 +72,7 @@ SCENARIOS = (
     Scenario("dump by the agent", "dump", "group.opened", None, True),
     Scenario("dump --base by the agent", "dump", "content.link", "content.synced", True),
     Scenario("dump --leave-running by the agent", "dump", "direct.prepared", None, True),
+    Scenario("dump --leave-running --pre-copy=on by the agent", "dump", "direct.copied_ahead", "direct.closed", True),
     Scenario("restore by the agent", "restore", "restore.held", None, True),
     Scenario("restore --leave-suspended by the agent", "restore", "criu.post-restore", None, True),
     Scenario("recover a suspend by the agent", "recover", None, None, True),
@@ -82,6 +83,7 @@ SCENARIOS = (
     Scenario("dump of ranks by the agent", "dump", "direct.detached", "dump.ending", True),
     Scenario("restore of ranks by the agent", "restore", "restore.held", None, True),
     Scenario("recover a suspend of ranks by the agent", "recover", "direct.refill", None, True),
+    Scenario("suspend of orphans by the agent", "suspend", "direct.inherited", "direct.detached", True),
 )
 Reached = collections.namedtuple("Reached", "point nth target criu mover")
 Case = collections.namedtuple("Case", "scenario point nth action")
@@ -101,17 +103,24 @@ PROGRAMS = {
     "pair": ["collective", "--children", "2", "--size", "256K", "--pause-ms", "2"],
     # Processes that write into each other's GPU memory.
     "ranks": ["collective", "--children", "2", "--size", "256K", "--pause-ms", "2", "--sharing"],
+    # Processes that share memory whose owner has ended: tests/gpu/orphans.py.
+    "orphans": ["ends", "2"],
 }
+ORPHANS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gpu", "orphans.py")
+# Whose parent has no GPU memory.
+TREES = ("pair", "ranks", "orphans")
+# What happens to a target once.
+FIRST_TIME = ("attach", "dump --leave-running --pre-copy=on by the agent", "suspend of orphans by the agent")
 
 
 def kind_of(scenario):
-    program = next((word for word in ("loader", "pair", "ranks", "host") if word in scenario.name), scenario.name)
+    program = next((word for word in ("loader", "pair", "ranks", "orphans", "host") if word in scenario.name), scenario.name)
     program = program if program in PROGRAMS else "memory"
     return Kind(program + " by the agent" if scenario.agent and program == "memory" else program, scenario.agent)
 
 
 def plain_name(scenario):
-    return scenario.name.removesuffix(" by the agent").replace(" of ranks", "")
+    return scenario.name.removesuffix(" by the agent").replace(" of ranks", "").replace(" of orphans", "")
 
 
 class Failed(Exception):
@@ -229,6 +238,8 @@ class Place:
             env["LD_PRELOAD"] = os.path.join(self.build, "lib/stasis/libstasis-preload.so")
         command = [os.path.join(self.build, "bin/stasis-workload"), *PROGRAMS[self.kind.program],
                    "--status", self.status_file]
+        if self.kind.program == "orphans":
+            command = [sys.executable, ORPHANS, self.status_file, *PROGRAMS["orphans"]]
         self.forget_rounds()
         with open(self.log, "w", encoding="utf-8") as log:
             self.pid = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -278,8 +289,7 @@ class Place:
         check(self.lives(), "the target has ended")
 
     def cuda_state(self, pid=None):
-        # The ranks' parent has no GPU memory.
-        pid = pid or (self.workers[0] if self.kind.program in ("pair", "ranks") else self.pid)
+        pid = pid or (self.workers[0] if self.kind.program in TREES else self.pid)
         command = [os.path.join(self.build, "bin/cuda-checkpoint"), "--get-state", "--pid", str(pid)]
         asked = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=CASE_LIMIT_S, check=False)
         return asked.stdout.strip() if asked.returncode == 0 else asked.stderr.strip()
@@ -359,8 +369,7 @@ class Place:
         self.drop_image()
         self.end_other()
         kind = kind_of(scenario)
-        # An agent comes to a program once.
-        if scenario.verb == "attach" or point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
+        if scenario.name in FIRST_TIME or point in ONCE_PER_TARGET or (kind != self.kind and scenario.verb != "restore"):
             self.end_target()
             self.pid, self.workers = 0, []
         if scenario.verb != "restore":

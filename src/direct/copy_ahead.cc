@@ -1,0 +1,116 @@
+#include "direct/copy_ahead.h"
+
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/scope_guard.h"
+#include "base/units.h"
+
+namespace stasis {
+
+using direct::AgentClient;
+
+namespace {
+
+// How long a program that frees memory waits until the tool has seen it.
+constexpr std::chrono::milliseconds kPoll{1};
+
+// Stores chunks under their digests; where they are is not known before the programs stand still.
+class Store final : public direct::Content {
+ public:
+  explicit Store(ImageContent& image) : image_(image) {}
+
+  Result<void> write(std::uint64_t, std::span<const std::byte> bytes) override {
+    return image_.precopy(bytes.first(bytes.size() - bytes.size() % image_.digest_chunk()));
+  }
+  Result<void> read(std::uint64_t, std::span<std::byte>) override {
+    return fail(ErrorCode::kInternal, "what is copied ahead is not read");
+  }
+  std::uint64_t digest_chunk() const override { return image_.digest_chunk(); }
+  Result<void> take(std::uint64_t, std::span<std::byte> digests) override {
+    image_.mark_known(digests);
+    return {};
+  }
+
+ private:
+  ImageContent& image_;
+};
+
+}  // namespace
+
+bool is_worth_copying_ahead(const Environment& env, const IntoImage& image, std::uint64_t bytes) {
+  // What a base has is told by digests when the programs stand still, and the rest is little.
+  if (!image.ahead || image.options.base != nullptr || bytes < image.ahead->least) return false;
+  struct statvfs room {};
+  if (::fstatvfs(image.image_dir.get(), &room) != 0) return false;
+  const std::uint64_t needed = std::max(image.ahead->image_bytes, bytes) + bytes;
+  const std::uint64_t free_bytes = room.f_bavail * room.f_frsize;
+  if (free_bytes >= needed) return true;
+  env.tell(
+      fmt::format("the GPU memory is copied while the job stands still: to copy it ahead takes {} "
+                  "of room for the image, and {} are free",
+                  format_bytes(needed), format_bytes(free_bytes)));
+  return false;
+}
+
+Result<std::optional<CopyAhead>> CopyAhead::begin(AgentSet& agents) {
+  CopyAhead ahead(agents);
+  for (AgentClient& agent : agents) {
+    if (!agent.begin_copy_ahead()) return std::optional<CopyAhead>();
+    STASIS_TRY_ASSIGN(auto taken, take_checked(agent, false, nullptr));
+    append(ahead.segments_, std::move(taken), ahead.bytes_);
+    ahead.bytes_ += agent.bytes();
+  }
+  return std::optional<CopyAhead>(std::move(ahead));
+}
+
+CopyAhead::CopyAhead(CopyAhead&& other) noexcept
+    : agents_(std::exchange(other.agents_, nullptr)),
+      segments_(std::move(other.segments_)),
+      bytes_(other.bytes_) {}
+
+CopyAhead::~CopyAhead() { end(); }
+
+void CopyAhead::end() {
+  segments_.clear();
+  if (agents_ == nullptr) return;
+  for (AgentClient& agent : *agents_)
+    agent.end_copy_ahead();
+  agents_ = nullptr;
+}
+
+Result<void> CopyAhead::run(const Environment& env, MoverLease& mover, ImageContent& image) {
+  Interrupt stop;
+  bool frees = false;
+  std::jthread watch([&](const std::stop_token& done) {
+    while (!done.stop_requested()) {
+      frees = frees || std::any_of(agents_->begin(), agents_->end(), [](const AgentClient& agent) {
+                return agent.wants_its_memory() || !agent.pidfd().alive();
+              });
+      if (frees || !env.interrupt.check()) return stop.request(SIGTERM);
+      std::this_thread::sleep_for(kPoll);
+    }
+  });
+  Store store(image);
+  auto copied = mover->copy_out(std::move(segments_), store, stop,
+                                Clock::now() + kSlowDisk * direct::copy_time(bytes_));
+  watch.request_stop();
+  watch.join();
+  end();
+  STASIS_TRY(env.interrupt.check());
+  if (copied) return {};
+  if (!frees) return fail(of_mover(std::move(copied.error()), true));
+  env.tell(
+      "the program has freed GPU memory while that was copied ahead: the rest is copied while the "
+      "job stands still");
+  return {};
+}
+
+}  // namespace stasis

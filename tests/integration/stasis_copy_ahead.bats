@@ -1,0 +1,81 @@
+#!/usr/bin/env bats
+# GPU memory that is copied ahead while its program runs, on the simulated driver and real CRIU: what is in the image is
+# what the program had when it stood still, and a program that gives memory back has it back.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "CRIU"
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+# Copies of the mover's, which has the tool's environment.
+SLOWLY="transfer:delay=40ms"
+
+start_under_agent() {
+  LD_PRELOAD=$agent start_target "$@"
+  target_goes_on
+}
+# ahead [OPTION...]
+ahead() { capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on "$@"; }
+has_ahead() { [[ $(json '[p["name"] for p in d["phases"]]') == *"GPU pre-copy"* ]]; }
+restored_goes_on() {
+  kill -KILL "$TARGET"
+  wait_until 60 number_is_free
+  done_by verify --images-dir "$image"
+  done_by restore --images-dir "$image" --detach
+  target_goes_on
+}
+
+@test "of a program that writes little of its GPU memory, little is copied while it stands still" {
+  start_under_agent memory --size 4M --still 96M --pause-ms 5
+  ahead --json
+  assert_equal "$status" 0 "$err"
+  has_ahead
+  (($(json 'd["precopied_bytes"]') >= 90 << 20))
+  target_goes_on
+  restored_goes_on
+}
+
+@test "of a program that writes all of it, all is as it was at one instant" {
+  start_under_agent memory --size 32M --pause-ms 1
+  STASIS_SIM_FAULTS=$SLOWLY ahead --json
+  assert_equal "$status" 0 "$err"
+  has_ahead
+  target_goes_on
+  # What was copied and has changed takes no room.
+  (($(du -s --block-size=1 "$image/gpu" | cut -f1) <= 40 << 20))
+  restored_goes_on
+}
+
+@test "a program that gives GPU memory back while it is copied ahead gets it back at once" {
+  # On a GPU that has room for no more.
+  export STASIS_SIM_GPUS=1x56M
+  start_under_agent churn --size 48M --threads 2
+  STASIS_SIM_FAULTS=$SLOWLY ahead
+  assert_equal "$status" 0 "$err"
+  assert_contains "$err" "has freed GPU memory while that was copied ahead"
+  target_goes_on
+  restored_goes_on
+}
+
+@test "a dump that fails, or is killed, while it copies GPU memory ahead, leaves the program as it was, and no image" {
+  start_under_agent churn --size 48M --threads 2
+  STASIS_FAULT=direct.copied_ahead:error ahead --path direct
+  ((status != 0))
+  assert_contains "$err" "as it was"
+  target_goes_on
+  # The mover has the memory, and one thread waits to give some of it back.
+  STASIS_SIM_FAULTS="transfer:hang" setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on >/dev/null 2>&1 3>&- &
+  local tool=$!
+  sleep 1
+  kill -KILL "$tool"
+  wait "$tool" || true
+  target_goes_on
+  done_by recover --all
+  [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]
+  target_goes_on
+}
