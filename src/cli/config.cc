@@ -15,7 +15,7 @@
 #include <fmt/ranges.h>
 
 #include "base/fd.h"
-#include "cli/suggest.h"
+#include "base/suggest.h"
 #include "criu/trusted_program.h"
 
 namespace stasis::cli {

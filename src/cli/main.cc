@@ -19,11 +19,11 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/suggest.h"
 #include "base/trace.h"
 #include "base/version.h"
 #include "cli/config.h"
 #include "cli/help.h"
-#include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "job/hold_terminal.h"
 

@@ -11,6 +11,8 @@
 
 #include <fmt/format.h>
 
+#include "base/suggest.h"
+
 namespace stasis::job {
 namespace {
 
@@ -33,6 +35,20 @@ Error cannot_enter(const JobEntry& entry, int why) {
   Error error = errno_error(fmt::format("cannot enter the namespaces of job {}", entry.name), why);
   if (error.remedy.empty()) error.remedy = "run it as the user who has started the job, root";
   return error;
+}
+
+Error no_such_job(const std::string& name) {
+  std::vector<std::string> known;
+  for (const JobEntry& entry : all_jobs())
+    known.push_back(entry.name);
+  for (const JobEntry& entry : jobs_of_users())
+    known.push_back(entry.name);
+  const std::string meant = closest(name, known);
+  return {ErrorCode::kNoSuchProcess,
+          fmt::format("no job has the name {}{}", name,
+                      meant.empty() ? "" : fmt::format("; did you mean {}?", meant)),
+          "`stasis ps` shows the names; `stasis run --name` gives one; a user's job with "
+          "--images-dir is reached by that user"};
 }
 
 }  // namespace
@@ -62,11 +78,7 @@ Result<void> Target::find() {
     }
     if (!of_users.empty()) job = std::move(of_users[0]);
   }
-  if (!job) {
-    return fail(ErrorCode::kNoSuchProcess, fmt::format("no job has the name {}", text),
-                "`stasis ps` shows the names; `stasis run --name` gives one; a user's job with "
-                "--images-dir is reached by that user");
-  }
+  if (!job) return fail(no_such_job(text));
   if (job->root.value == 0) {
     return fail(ErrorCode::kBusy, fmt::format("job {} is being started or restored", text),
                 "wait for it to run, then try again");

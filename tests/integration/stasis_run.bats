@@ -204,6 +204,8 @@ END
   refused 3 no-such-process suspend training
   done_by restore "$image" --detach
   at_end_kill "$first"
+  refused 3 no-such-process suspend traning
+  assert_contains "$err" "no job has the name traning; did you mean training?"
   done_by suspend training
   done_by resume training
   # By its number, too.

@@ -1,9 +1,9 @@
-#include "cli/suggest.h"
+#include "base/suggest.h"
 
 #include <algorithm>
 #include <vector>
 
-namespace stasis::cli {
+namespace stasis {
 namespace {
 
 // Optimal string alignment (Damerau-Levenshtein without repeated edits of one place).
@@ -58,4 +58,4 @@ std::string closest(std::string_view word, std::span<const std::string> candidat
   return begin_so == 1 ? begins_so : out;
 }
 
-}  // namespace stasis::cli
+}  // namespace stasis

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace stasis::cli {
+namespace stasis {
 
 // The one of `candidates` that alone begins with `word`; else the one that differs least from it,
 // by at most a third of its letters, at least one; empty if none does. Dashes in front do not
@@ -15,4 +15,4 @@ namespace stasis::cli {
 // Two letters that have changed places count as one difference.
 std::string closest(std::string_view word, std::span<const std::string> candidates);
 
-}  // namespace stasis::cli
+}  // namespace stasis
