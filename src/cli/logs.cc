@@ -80,16 +80,19 @@ Result<int> print_all(Context& context, const ImageLog& log) {
 Result<int> run_logs(Context& context, const LogsArguments& arguments) {
   if (arguments.full && context.json)
     return fail(ErrorCode::kUsage, "--full and --json exclude each other", "leave one of them out");
-  const auto logs = find_image_logs(arguments.images_dir);
-  if (!logs) return fail(logs.error());
-  if (logs->empty()) {
+  // Those of a job's saves that failed lie in its folder.
+  std::vector<std::string> dirs = {arguments.images_dir};
+  dirs.push_back(arguments.images_dir);
+  find_image(context, dirs.back());
+  STASIS_TRY_ASSIGN(const auto logs, find_image_logs(dirs));
+  if (logs.empty()) {
     return fail(ErrorCode::kImageIncomplete,
                 fmt::format("there are no logs in or beside {}", arguments.images_dir),
                 "give the directory of an image, or the one that a dump was to make");
   }
-  if (arguments.full) return print_all(context, logs->front());
+  if (arguments.full) return print_all(context, logs.front());
   json out = json::array();
-  for (const ImageLog& log : *logs) {
+  for (const ImageLog& log : logs) {
     if (context.json) {
       out.push_back(log_json(log));
     } else {
@@ -110,7 +113,8 @@ Verb add_logs(CLI::App& app) {
       "they mean");
   command
       ->add_option("DIR,-D,--images-dir", arguments->images_dir,
-                   "directory of the image, or the work path of a container engine's checkpoint")
+                   "directory of an image or of a job's images, or the work path of a container "
+                   "engine's checkpoint")
       ->required()
       ->type_name("DIR");
   command->add_flag("--full", arguments->full, "the whole of the newest one");

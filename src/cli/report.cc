@@ -123,7 +123,7 @@ int status_of_page(const ImageReport& report) {
 Result<std::string> make_page(const ReportArguments& arguments, const ImageReport& image,
                               const std::string& letters) {
   report::Subject subject{image, arguments.inspect.verify, {}, {}, now_text(), letters};
-  auto logs = find_image_logs(arguments.inspect.images_dir);
+  auto logs = find_image_logs({arguments.inspect.images_dir});
   if (!logs) {
     subject.no_logs = std::move(logs.error());
   } else {

@@ -46,34 +46,44 @@ Result<void> collect_logs(const std::string& folder, std::vector<ImageLog>& out)
   return {};
 }
 
-}  // namespace
-
-Result<std::vector<ImageLog>> find_image_logs(const std::string& images_dir) {
-  std::vector<ImageLog> out;
+Result<void> collect_logs_of(const std::string& images_dir, std::vector<ImageLog>& out) {
   std::error_code none;
   std::filesystem::path image = std::filesystem::canonical(images_dir, none);
   if (none) {
     auto entry = split_path(images_dir);
     if (!entry && entry.error().code == ErrorCode::kUsage) return fail(entry.error());
-    if (!entry) return out;
+    if (!entry) return {};
     image = entry->path();
   }
-  if (auto added = collect_logs(image.string() + "/log", out); !added) return fail(added.error());
+  STASIS_TRY(collect_logs(image.string() + "/log", out));
   // Of those who call CRIU themselves, as runc and crun do, they lie beside CRIU's files; and the
   // work path that they can be given has nothing else.
-  if (auto added = collect_logs(image.string(), out); !added) return fail(added.error());
+  STASIS_TRY(collect_logs(image.string(), out));
   for (const Leftover& leftover : find_leftovers(image.string()))
-    if (auto added = collect_logs(leftover.path + "/log", out); !added) return fail(added.error());
+    STASIS_TRY(collect_logs(leftover.path + "/log", out));
   const std::string failed = image.filename().string() + ".failed-dump.log";
   struct stat info = {};
   if (::lstat((image.parent_path() / failed).c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
     out.push_back({image.parent_path().string(), failed, info.st_mtim,
                    static_cast<std::uint64_t>(info.st_size)});
   }
-  std::stable_sort(out.begin(), out.end(), [](const ImageLog& a, const ImageLog& b) {
-    return std::tie(a.changed.tv_sec, a.changed.tv_nsec) >
-           std::tie(b.changed.tv_sec, b.changed.tv_nsec);
-  });
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<ImageLog>> find_image_logs(const std::vector<std::string>& images_dirs) {
+  std::vector<ImageLog> out;
+  for (const std::string& images_dir : images_dirs)
+    STASIS_TRY(collect_logs_of(images_dir, out));
+  const auto key = [](const ImageLog& log) {
+    return std::tuple(-log.changed.tv_sec, -log.changed.tv_nsec, log.path());
+  };
+  std::sort(out.begin(), out.end(),
+            [&](const ImageLog& a, const ImageLog& b) { return key(a) < key(b); });
+  out.erase(std::unique(out.begin(), out.end(),
+                        [&](const ImageLog& a, const ImageLog& b) { return key(a) == key(b); }),
+            out.end());
   if (out.size() > kMostLogs) out.resize(kMostLogs);
   return out;
 }

@@ -24,9 +24,10 @@ struct ImageLog {
   std::string path() const { return folder + "/" + name; }
 };
 
-// Those in the image, those that stand beside it, and those of dumps to that name that did not come
-// to their end; the newest first, at most 100. Empty if there are none. kNotPermitted, kIo, kUsage.
-Result<std::vector<ImageLog>> find_image_logs(const std::string& images_dir);
+// Those in an image, those that stand beside it, and those of dumps to that name that did not come
+// to their end; of several images each log once. The newest first, at most 100. Empty if there are
+// none. kNotPermitted, kIo, kUsage.
+Result<std::vector<ImageLog>> find_image_logs(const std::vector<std::string>& images_dirs);
 
 // A regular file. kIo, kNotPermitted.
 Result<UniqueFd> open_image_log(const ImageLog& log);

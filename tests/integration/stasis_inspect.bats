@@ -135,6 +135,14 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   capture stasis logs "$BATS_TEST_TMPDIR/image"
   [[ $out == "$BATS_TEST_TMPDIR/image.failed-dump.log"*"Connected TCP socket"*"what to do: dump it with --tcp-established"*"/log/dump.log"* ]]
   [[ $out != *$'\e'* ]]
+  # Of a job: the newest image's, and those of saves that failed, which lie in its folder.
+  mkdir "$BATS_TEST_TMPDIR/job"
+  mv "$BATS_TEST_TMPDIR/image" "$BATS_TEST_TMPDIR/job/000003"
+  mv "$BATS_TEST_TMPDIR/image.failed-dump.log" "$BATS_TEST_TMPDIR/job/000004.failed-dump.log"
+  capture stasis logs "$BATS_TEST_TMPDIR/job"
+  assert_equal "$status" 0
+  [[ $out == *"/job/000004.failed-dump.log"*"/job/000003/log/dump.log"* ]]
+  assert_contains "$err" "the newest image of that job: $BATS_TEST_TMPDIR/job/000003"
 }
 
 # edited STATEMENTS: the manifest of a copy of the image is changed so; $edited is the copy.
