@@ -242,12 +242,13 @@ Result<void> Group::quiesce_all(Tries& tries, milliseconds timeout, const Interr
     if (timeout.count() > 0) {
       const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - tries.start);
       if (left.count() <= 0) {
-        return fail(ErrorCode::kTimeout,
-                    fmt::format("the GPU work of the {} CUDA process(es) below {} did not come to "
-                                "rest within {} ms; all of them run on{}",
-                                cuda_count(), root().value, timeout.count(),
-                                late ? "" : fmt::format(" (at last: {})", late.error().message)),
-                    "give it more time (--timeout), or try when fewer kernels are in flight");
+        return fail(
+            ErrorCode::kTimeout,
+            fmt::format("the GPU work of process {} and what is below it did not end within "
+                        "{} ms: all of it runs on{}",
+                        root().value, timeout.count(),
+                        late ? "" : fmt::format(" (at last: {})", late.error().message)),
+            "give it more time (--timeout), or try when fewer kernels are in flight");
       }
       slice = std::min(slice, left);
     }

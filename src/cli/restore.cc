@@ -66,7 +66,7 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
       ->group(kGroup);
   command
       .add_option("--manage-cgroups", options.cgroups,
-                  "ignore, none, props, soft, full or strict [as at the dump]")
+                  "what becomes of its cgroups, by CRIU's words [as at the dump]")
       ->check(one_of(choice_names<CgroupMode>()))
       ->group(kGroup);
 }

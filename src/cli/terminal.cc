@@ -56,19 +56,9 @@ bool quietly(const F& say) noexcept {
   }
 }
 
-// Characters, which are a column each but for wide ones (Chinese, Japanese, Korean) and marks.
-// The first `width` columns.
-std::string cut_to(const std::string& text, std::size_t width) {
-  std::size_t columns = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    if ((static_cast<unsigned char>(text[at]) & 0xc0U) != 0x80 && ++columns > width)
-      return text.substr(0, at);
-  }
-  return text;
-}
-
 }  // namespace
 
+// Characters, which are a column each but for wide ones (Chinese, Japanese, Korean) and marks.
 std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0U) != 0x80;
@@ -288,7 +278,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows,
       line += cell;
       if (i + 1 < row.size()) line.append(widths[i] - columns_of(cell) + 2, ' ');
     }
-    if (width) line = cut_to(line, *width);
+    if (width) line = shortened(line, *width);
     out += (out.empty() ? "" : "\n") + line;
   }
   return out;

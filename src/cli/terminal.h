@@ -92,7 +92,8 @@ void print_error(std::string_view text) noexcept;
 
 // How many columns a text takes on a terminal.
 std::size_t columns_of(std::string_view text);
-// Columns of text, aligned; the first row is the heading. Lines are cut at `width`.
+// Columns of text, aligned; the first row is the heading. A line that is longer than
+// `width` ends there with "…".
 std::string table(const std::vector<std::vector<std::string>>& rows,
                   std::optional<std::size_t> width = std::nullopt);
 

@@ -189,11 +189,14 @@ void probe_permissions(const KernelFolders& folders, Obstacles& out) {
   if (const auto lacking = Criu::capabilities_to_restore() & ~*capabilities; lacking != 0)
     missing.push_back(fmt::format("no {}: no restores, no jobs", proc::capability_names(lacking)));
   if (!has(kSysAdmin) && !has(kCheckpointRestore)) {
-    missing.insert(missing.begin(),
-                   "neither CAP_SYS_ADMIN nor CAP_CHECKPOINT_RESTORE: suspend and resume work, "
-                   "dump and restore do not");
-    out.push_back(red(kId, fmt::format("{}: {}", who, fmt::join(missing, "; ")),
-                      "run as root; in a container, start it with --privileged"));
+    // Short, because the doctor's first lines have it: what else is missing matters to none then.
+    out.push_back(
+        red(kId,
+            fmt::format("{} may not dump or restore: neither CAP_SYS_ADMIN nor "
+                        "CAP_CHECKPOINT_RESTORE",
+                        who),
+            "run as root (sudo), or see docs/without-root.md; in a container, start it with "
+            "--privileged"));
   } else if (!missing.empty()) {
     out.push_back(yellow(kId, fmt::format("{}: {}", who, fmt::join(missing, "; ")),
                          "run as root; in a container, add these capabilities"));

@@ -208,7 +208,7 @@ TEST_F(Machine, capabilities_are_told) {
       {all & ~net & ~time, {Severity::kYellow, "no CAP_NET_ADMIN, CAP_SYS_TIME: no restores"}},
       {all & ~ptrace, {Severity::kYellow, "no CAP_SYS_PTRACE"}},
       {all & ~admin, {Severity::kRed, "neither CAP_SYS_ADMIN nor"}},
-      {0, {Severity::kRed, "no CAP_SYS_PTRACE"}}};
+      {0, {Severity::kRed, "may not dump or restore"}}};
   for (const auto& [bits, expected] : cases) {
     capabilities(bits);
     Obstacles out;

@@ -118,7 +118,7 @@ void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::
   std::uint64_t threads = 0;
   for (const proc::ProcessInfo& info : infos)
     threads += procfs.threads(info.pid).size();
-  const std::string what = fmt::format("{} process(es) with {} threads", infos.size(), threads);
+  const std::string what = fmt::format("processes: {}, threads: {}", infos.size(), threads);
   // They are given up before, if they are in it now.
   std::uint64_t room = group ? group->room() : threads;
   if (group) {
@@ -186,7 +186,9 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
     out.push_back({"cuda-state",
                    Severity::kYellow,
                    {},
-                   fmt::format("none of the {} process(es) uses CUDA", infos.size()),
+                   infos.size() == 1
+                       ? "it does not use CUDA"
+                       : fmt::format("none of the {} processes uses CUDA", infos.size()),
                    "criu alone can dump it; `stasis ps` lists the processes that use CUDA"});
   }
   probe_gpu_memory(group, out);
@@ -216,8 +218,8 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
     out.push_back({"gpu-files",
                    Severity::kGreen,
                    {},
-                   fmt::format("{} process(es) forked from one that uses CUDA have its device "
-                               "files, which a dump replaces",
+                   fmt::format("device files of one that uses CUDA, in processes that were forked "
+                               "from it ({}): a dump replaces them",
                                inherited->size())});
   }
   if (proc::is_shell_job(infos)) {
