@@ -15,6 +15,7 @@
 #include <csignal>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -310,7 +311,8 @@ class Rank {
 
 void run_collective(Run& run) {
   const Options& options = run.options();
-  const std::string file = options.status + ".meeting";
+  // The ranks' sockets are named after it: what runs in another folder must not meet them.
+  const std::string file = std::filesystem::absolute(options.status).string() + ".meeting";
   ::munmap(meeting_at(file, O_CREAT | O_TRUNC), sizeof(Meeting));
   std::vector<std::vector<std::string>> ranks;
   for (std::uint32_t i = 0; i < options.children; ++i) {
