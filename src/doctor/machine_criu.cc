@@ -119,7 +119,9 @@ std::string last_error(std::string_view text) {
     if (first.empty()) first = line;
     if (line.find("Error") != std::string_view::npos) last = line;
   }
-  return std::string(last.empty() ? first : last);
+  if (last.empty()) last = first;
+  if (last.ends_with(':')) last.remove_suffix(1);  // CRIU goes on in the next line
+  return std::string(last);
 }
 
 void probe_check(const Criu& criu, const Interrupt& interrupt, Obstacles& out) {
