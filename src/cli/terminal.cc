@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include "base/listing.h"
 
 namespace stasis::cli {
 namespace {
@@ -54,6 +57,28 @@ bool quietly(const F& say) noexcept {
   } catch (const std::exception&) {
     return false;
   }
+}
+
+// Several obstacles to a dump are a list, each with its own remedy: in one line, behind each other,
+// a reader finds neither.
+std::string undumpable_text(Error error) {
+  error.message = fmt::format("{} things stand in the way of a dump", error.obstacles.size());
+  return error.to_string();
+}
+
+std::string obstacle_lines(std::span<const Obstacle> obstacles, std::string_view bold,
+                           std::string_view plain) {
+  const auto shown = obstacles.first(std::min(obstacles.size(), kShownOfList));
+  std::string out;
+  for (const Obstacle& obstacle : shown) {
+    out += fmt::format("- {}\n  {}what to do:{} {}\n", printable(obstacle.what), bold, plain,
+                       printable(obstacle.remedy));
+  }
+  if (shown.size() < obstacles.size())
+    out +=
+        fmt::format("- and {} more: `stasis doctor` shows all\n", obstacles.size() - shown.size());
+  return out +
+         fmt::format("to let CRIU try all the same: {}\n", option_of(Override::kIgnoreUndumpable));
 }
 
 }  // namespace
@@ -235,9 +260,13 @@ void Terminal::error(const Error& error) noexcept {
     const char* red = colour_ ? "\x1b[1;31m" : "";
     const char* bold = colour_ ? "\x1b[1m" : "";
     const char* plain = colour_ ? "\x1b[0m" : "";
+    const bool many = error.code == ErrorCode::kUndumpable && error.obstacles.size() > 1;
     std::string text = fmt::format("{}stasis: error:{} {} [{}]\n", red, plain,
-                                   printable(error.to_string()), error_code_name(error.code));
-    if (!error.remedy.empty()) {
+                                   printable(many ? undumpable_text(error) : error.to_string()),
+                                   error_code_name(error.code));
+    if (many) {
+      text += obstacle_lines(error.obstacles, bold, plain);
+    } else if (!error.remedy.empty()) {
       text += fmt::format("{}what to do:{} {}\n", bold, plain, printable(error.remedy));
     }
     write_text(STDERR_FILENO, text, kForEver);

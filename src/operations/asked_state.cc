@@ -450,8 +450,7 @@ Result<void> refuse_sandboxes(const AskedStates& answers) {
                        "(SECCOMP_RET_USER_NOTIF), with which a restore does not connect it: they "
                        "would fail with ENOSYS",
                        pid.value),
-           "start the program without the supervisor (of a container's engine, or a sandbox); to "
-           "dump it all the same: --ignore-undumpable",
+           "start the program without the supervisor (of a container's engine, or a sandbox)",
            Override::kIgnoreUndumpable},
           ErrorCode::kUndumpable));
     }

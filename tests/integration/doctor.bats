@@ -210,6 +210,19 @@ number = libc.shmget(0, 4096, 0o1600); libc.shmat(number, None, 0); libc.shmctl(
   undumpable sysv-memory "unshare --ipc"
 }
 
+@test "several reds: a dump lists them, each with what to do" {
+  start_with 'libc.shmat.restype = ctypes.c_void_p
+number = libc.shmget(0, 4096, 0o1600); libc.shmat(number, None, 0); libc.shmctl(number, 0, None)
+fd = os.pidfd_open(1)'
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "stasis: error: 2 things stand in the way of a dump (rolled back: every process is as it was) [undumpable]"
+  grep -A1 '^- .*outside of the tree: process 1' <<<"$err" | grep -q '^  what to do: '
+  grep -A1 '^- .*System V shared memory' <<<"$err" | grep -q '^  what to do: .*unshare --ipc'
+  assert_contains "$err" "to let CRIU try all the same: --ignore-obstacles"
+  capture stasis dump "$TARGET" --images-dir "$image" --json
+  assert_equal "$(json "len(d['error']['obstacles'])")" 2
+}
+
 @test "red: memory that the kernel shows nobody" {
   start_with 'fd = libc.syscall(447, 0)
 if fd < 0: open(folder + "/skip", "w").close()'
