@@ -45,7 +45,7 @@ class GpuMemory {
   // touched: memory that is open in two processes, which only the agents see. With
   // MemoryPath::kDirect what cannot be evicted is a failure. The phases are "prepare", during which
   // the processes run, "close", "mover" if it could not be made before that, "copy out", for an
-  // image "content", until it is complete, and "empty". With CopyOrder::kBeside the mover still
+  // image "content", until it is complete, and "evict". With CopyOrder::kBeside the mover still
   // copies when this returns, where the agents can pin it meanwhile (ADR 33): finish_out() waits
   // for the end.
   Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
@@ -106,8 +106,8 @@ class GpuMemory {
   // Brings back the memory of every process whose agent says that it is away, and lets the process
   // go on. Called when the driver has restored and unlocked the processes. kOutOfGpuMemory leaves
   // all as it is. If there is no mover the agents copy by themselves, which is slower. Returns the
-  // bytes. The phases are "refill", "copy in" and "open". `stops`: an interrupt ends it, and the
-  // caller has to end the processes; otherwise going on is the way out.
+  // bytes. The phases are "repopulate", "copy in" and "open". `stops`: an interrupt ends it, and
+  // the caller has to end the processes; otherwise going on is the way out.
   Result<std::uint64_t> move_in(const Environment& env,
                                 const std::vector<const Process*>& processes, Phases& phases,
                                 bool stops = false);

@@ -152,7 +152,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   auto in_images = bytes_in_images(state);
   if (!in_images) return leave(std::move(in_images.error()));
   const std::uint64_t moved = agents.bytes();
-  phases.begin("refill");
+  phases.begin("repopulate");
   if (auto allowed = fault(FaultPoint::kDirectRepopulate); !allowed)
     return leave(std::move(allowed.error()));
   state.prefetch.reserve_both();

@@ -374,7 +374,7 @@ class MoveOut {
     if (done) done = copy_out();
     if (done) done = env_.interrupt.check();
     if (done) {
-      phases_.begin("empty");
+      phases_.begin("evict");
       done = evict();
     }
     return done ? done : give_up(std::move(done.error()));
@@ -487,7 +487,7 @@ class MoveOut {
 
   // Begins to copy what the agents have pinned, in a thread of its own, and lets them give it up.
   Result<void> copy_beside() {
-    phases_.begin("empty");
+    phases_.begin("evict");
     STASIS_TRY(fault(FaultPoint::kDirectPinned));
     STASIS_TRY_ASSIGN(auto segments, take_all());
     state_.mover.copy_beside(env_, std::move(segments), state_.content.composite(),

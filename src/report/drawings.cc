@@ -78,7 +78,7 @@ std::string phase_meaning(std::string_view name) {
       {"exchange", "its GPU memory becomes the agent’s, at the same addresses"},
       {"copy out",
        "the content of the GPU is copied into the processes’ own memory, past the driver"},
-      {"empty", "what was copied is given back to the GPU"},
+      {"evict", "memory whose content was copied is given back to the GPU"},
       {"lock", "GPU work in flight is waited for, and new work held back"},
       {"checkpoint",
        "the driver moves the content of the GPU, or what is left of it, into the processes’ own "

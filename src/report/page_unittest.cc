@@ -140,7 +140,7 @@ TEST(Page, ExplainsEveryPhaseThatADumpHas) {
   ImageReport image = small_image();
   image.manifest.phases.clear();
   for (const char* name :
-       {"base", "criu start", "prepare", "zeros", "close", "copy out", "mover", "content", "empty",
+       {"base", "criu start", "prepare", "zeros", "close", "copy out", "mover", "content", "evict",
         "lock", "checkpoint", "criu", "host memory", "pre-copy", "finish", "checksums", "sync"})
     image.manifest.phases.push_back({name, 0.1});
   EXPECT_THAT(page_of(image), Not(HasSubstr("of another version")));
