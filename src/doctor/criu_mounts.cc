@@ -22,9 +22,9 @@ namespace {
 constexpr Kind kLost{"mount", Severity::kRed,
                      "uses files on a mount that is not in its mount namespace any more, or never "
                      "was",
-                     "let it open them itself after `unshare --mount` (</dev/null, output to "
-                     "files), start it with what it only inherits closed (`5>&-` for descriptor "
-                     "5), and unmount what it uses only when it has ended"};
+                     "close at its start what it only inherits (`5>&-` for descriptor 5); redirect "
+                     "its streams after `unshare --mount` (</dev/null, output to files), not "
+                     "before; unmount nothing that it uses"};
 constexpr Kind kCovered{"covered-file", Severity::kRed, "has files open that another mount hides",
                         "unmount what lies above them"};
 

@@ -22,10 +22,10 @@ namespace {
 constexpr Kind kPipeName{
     "pipe", Severity::kRed,
     "has pipes whose other end is outside of the tree, which a restore does not connect",
-    "start it with its input and output in files, and with what a terminal, an editor or a CI "
-    "runner has left open besides closed (`5>&-` for descriptor 5), or under `stasis run "
-    "--images-dir`, which connects its standard streams at every restore; or dump the process that "
-    "has the other end, too"};
+    "redirect its input and output to files, and close at its start what a terminal, an editor or "
+    "a CI runner left open (`5>&-` for descriptor 5); or start it under `stasis run --images-dir`, "
+    "which connects its standard streams at every restore; or dump the process at the other end, "
+    "too"};
 constexpr Kind kFifo{
     "fifo", Severity::kYellow,
     "has FIFOs whose other end is outside of the tree: what is there sees the end of the program, "

@@ -115,12 +115,11 @@ void probe_sysctls(const KernelFolders& folders, Obstacles& out) {
     std::string what = fmt::format("process numbers go up to {}", *most);
     if (const auto threads = threads_running(folders))
       what += fmt::format(", {} are in use", *threads);
-    out.push_back(
-        *most > kSmallest
-            ? green("limit-process-numbers", what)
-            : yellow("limit-process-numbers",
-                     what + ": they are soon taken again, and a restore meets its numbers in use",
-                     "sysctl kernel.pid_max=4194304"));
+    out.push_back(*most > kSmallest ? green("limit-process-numbers", what)
+                                    : yellow("limit-process-numbers",
+                                             what + ": other programs soon get the numbers of a "
+                                                    "dumped job, and its restore is refused",
+                                             "sysctl kernel.pid_max=4194304"));
   }
 }
 
