@@ -147,9 +147,9 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
 // How long the processes stood still until CRIU had them in its files: from when the gate closed
 // for the last time, or the driver's lock. What a dump that lets them go on adds to it comes after
 // the image. Nothing if the phases do not say.
-std::optional<double> stood_still(const std::vector<PhaseRecord>& phases) {
+std::optional<double> downtime(const std::vector<TimedPhase>& phases) {
   const auto named = [](std::string_view name) {
-    return [name](const PhaseRecord& phase) { return phase.name == name; };
+    return [name](const TimedPhase& phase) { return phase.name == name; };
   };
   const auto closed = std::find_if(phases.rbegin(), phases.rend(), named("close"));
   const auto from = closed != phases.rend()
@@ -157,10 +157,7 @@ std::optional<double> stood_still(const std::vector<PhaseRecord>& phases) {
                         : std::find_if(phases.begin(), phases.end(), named("lock"));
   const auto criu = std::find_if(phases.rbegin(), phases.rend(), named("criu"));
   if (from == phases.end() || criu == phases.rend() || from >= criu.base()) return std::nullopt;
-  double seconds = 0;
-  for (auto phase = from; phase != criu.base(); ++phase)
-    seconds += phase->seconds;
-  return seconds;
+  return criu->start + criu->seconds - from->start;
 }
 
 // As a shell takes it.
@@ -212,12 +209,12 @@ void set_time(data& page, const Manifest& manifest) {
       std::max_element(phases.begin(), phases.end(), [](const TimedPhase& a, const TimedPhase& b) {
         return (a.beside ? 0 : a.seconds) < (b.beside ? 0 : b.seconds);
       });
-  page.set("time_lead",
-           longest == phases.end()
-               ? std::string()
-               : fmt::format("{} in {}; most of it, {}, in “{}”.", format_seconds(Seconds(total)),
-                             plural(manifest.phases.size(), "phase", "phases"),
-                             percent_text(longest->seconds, total), longest->name));
+  page.set("time_lead", longest == phases.end()
+                            ? std::string()
+                            : fmt::format("{} in {}; the longest, “{}”, took {} of it.",
+                                          format_seconds(Seconds(total)),
+                                          plural(manifest.phases.size(), "phase", "phases"),
+                                          longest->name, percent_text(longest->seconds, total)));
 }
 
 void set_size(data& page, const ImageReport& image) {
@@ -497,23 +494,21 @@ data fact(std::string_view what, const std::string& figure, const std::string& m
 
 void set_facts(data& page, const ImageReport& image) {
   const Manifest& manifest = image.manifest;
-  double seconds = 0;
-  for (const PhaseRecord& phase : manifest.phases)
-    seconds += phase.seconds;
+  const std::vector<TimedPhase> phases = timed_phases(manifest.phases, {});
   const std::uint64_t gpu = on_gpus(manifest);
   std::size_t cuda = 0;
   for (const ProcessRecord& process : manifest.processes)
     cuda += process.cuda ? 1 : 0;
   list facts;
-  const auto still = stood_still(manifest.phases);
-  facts.push_back(still ? fact("Stood still", format_seconds(Seconds(*still)),
+  const auto still = downtime(phases);
+  facts.push_back(still ? fact("Downtime", format_seconds(Seconds(*still)),
                                "until CRIU had the processes in its files")
-                        : fact("Stood still", "–", "no times recorded"));
+                        : fact("Downtime", "–", "no times recorded"));
   facts.push_back(fact("Size", format_bytes(manifest.total_bytes),
                        "in " + plural(manifest.files.size(), "file", "files")));
   facts.push_back(manifest.phases.empty()
                       ? fact("Dump", "–", "no times recorded")
-                      : fact("Dump", format_seconds(Seconds(seconds)),
+                      : fact("Dump", format_seconds(Seconds(total_time(phases))),
                              "in " + plural(manifest.phases.size(), "phase", "phases")));
   facts.push_back(fact("Processes", std::to_string(manifest.processes.size()),
                        fmt::format("{} with CUDA", cuda)));

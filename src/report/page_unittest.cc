@@ -102,16 +102,16 @@ TEST(Page, BeginsWithTheCommandAndTheDowntime) {
   std::string page = page_of(image);
   EXPECT_THAT(page, HasSubstr(">stasis restore --detach /images/job<"));
   EXPECT_LT(page.find("stasis restore --detach"), page.find("id=\"checks\""));
-  EXPECT_THAT(page, HasSubstr("Stood still</dt><dd><span class=\"figure\">910 ms"));
+  EXPECT_THAT(page, HasSubstr("Downtime</dt><dd><span class=\"figure\">910 ms"));
   image.path = "/images/it's a job";
   EXPECT_THAT(page_of(image), HasSubstr("/images/it"));
   EXPECT_THAT(page_of(image), HasSubstr("--detach &apos;"));
   // A gate that was opened once more counts from its last close; a dump without CRIU's phase not.
   image.manifest.phases = {
       {"close", 5}, {"prepare", 1}, {"close", 0.25}, {"criu", 0.25}, {"sync", 9}};
-  EXPECT_THAT(page_of(image), HasSubstr("Stood still</dt><dd><span class=\"figure\">500 ms"));
+  EXPECT_THAT(page_of(image), HasSubstr("Downtime</dt><dd><span class=\"figure\">500 ms"));
   image.manifest.phases = {{"lock", 1}};
-  EXPECT_THAT(page_of(image), HasSubstr("Stood still</dt><dd><span class=\"figure\">–"));
+  EXPECT_THAT(page_of(image), HasSubstr("Downtime</dt><dd><span class=\"figure\">–"));
 }
 
 TEST(Page, OfAJobNamesTheLineThatGoesOn) {
@@ -162,7 +162,7 @@ TEST(Page, ShowsWhatRanBesideWhat) {
   EXPECT_THAT(page, HasSubstr(">checkpoint 101</text>"));
   EXPECT_THAT(page, HasSubstr("beside: the driver, with the process of that number"));
   EXPECT_THAT(page, HasSubstr("beside: a step of another version"));
-  EXPECT_THAT(page, HasSubstr("in 3 phases; most of it, 25.0 %, in “criu”"));
+  EXPECT_THAT(page, HasSubstr("in 3 phases; the longest, “criu”, took 25.0 % of it"));
   // In the order in which they began.
   EXPECT_LT(page.find("driver: checkpoint 101"), page.find("oven: bake"));
 }
