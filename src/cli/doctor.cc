@@ -75,12 +75,16 @@ Verdict verdict_of(const std::vector<Obstacle>& machine, const std::vector<Obsta
 // As wide as the terminal; in one line where it is none, for programs that look for words.
 constexpr std::size_t kNoTerminal = std::numeric_limits<std::size_t>::max();
 
+// `before`: the first reason of the line above it, which is not said twice.
 void print_verdict(Context& context, const std::string& verb,
-                   const std::vector<const Obstacle*>& reasons) {
+                   const std::vector<const Obstacle*>& reasons,
+                   const std::vector<const Obstacle*>& before = {}) {
   const std::size_t width = Terminal::columns().value_or(kNoTerminal);
   std::string text = verb + ": yes";
   if (!reasons.empty()) {
-    text = fmt::format("{}: no, because {}", verb, reasons.front()->what);
+    const bool same = !before.empty() && before.front() == reasons.front();
+    text = same ? fmt::format("{}: no, for the same reason", verb)
+                : fmt::format("{}: no, because {}", verb, reasons.front()->what);
     if (reasons.size() > 1) text += fmt::format("; and {} more, below", reasons.size() - 1);
   }
   const std::size_t marked = verb.size() + (reasons.empty() ? 5 : 4);
@@ -172,8 +176,8 @@ Result<int> run(Context& context, Options& options) {
     return status;
   }
   print_verdict(context, "suspend", verdict.suspend);
-  print_verdict(context, "dump", verdict.dump);
-  print_verdict(context, "restore here", verdict.restore);
+  print_verdict(context, "dump", verdict.dump, verdict.suspend);
+  print_verdict(context, "restore here", verdict.restore, verdict.dump);
   std::size_t fine = 0;
   if (!tree.empty())
     fine += print(context, fmt::format("Process {} and what is below it", options.target.pid.value),

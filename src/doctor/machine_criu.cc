@@ -120,7 +120,7 @@ std::string last_error(std::string_view text) {
     if (line.find("Error") != std::string_view::npos) last = line;
   }
   if (last.empty()) last = first;
-  if (last.ends_with(':')) last.remove_suffix(1);  // CRIU goes on in the next line
+  last = last.substr(0, last.find_last_not_of(": ") + 1);  // CRIU goes on in the next line
   return std::string(last);
 }
 

@@ -127,6 +127,7 @@ restore here: yes"
   ((status == 1))
   assert_contains "$out" "suspend: yes
 dump: no, because "
+  assert_contains "$out" "restore here: no, for the same reason"
   assert_contains "$(sed -n '/^This machine/{n;p;}' <<<"$out")" "  red     "
   capture stasis doctor --no-trial --criu /nonexistent --json
   ((status == 1))
