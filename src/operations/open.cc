@@ -42,9 +42,9 @@ Error not_cuda(const Group& group) {
   const int root = group.root().value;
   const std::size_t others = group.members().size() - 1;
   return {ErrorCode::kNotCuda,
-          others == 0 ? fmt::format("process {} does not use CUDA", root)
-                      : fmt::format("neither process {} nor any of the {} below it uses CUDA", root,
-                                    others),
+          others == 0
+              ? fmt::format("process {} does not use CUDA", root)
+              : fmt::format("neither process {} nor what is below it ({}) uses CUDA", root, others),
           "`stasis ps` lists the processes that use CUDA"};
 }
 
