@@ -34,7 +34,7 @@ agent_is() { [[ $(agent_state) == "$1" ]]; }
 # phase_names: of what was done last, in order.
 phase_names() { json '" ".join(p["name"].replace(" ", "-") for p in d["phases"])'; }
 # Memory copied beside the driver's checkpoint, and, of a program that the driver has held, before it.
-beside="prepare close empty lock checkpoint copy-out"
-later="prepare close mover copy-out empty lock checkpoint"
+beside="prepare close evict lock checkpoint copy-out"
+later="prepare close mover copy-out evict lock checkpoint"
 # The agent's own descriptors of memory.
 pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*/mem-*" | wc -l; }

@@ -102,7 +102,7 @@ load agent_lib
     wait_until 60 target_is_up
     mapfile -t CHILDREN < <(children_of "$TARGET")
     at_end_kill "${CHILDREN[@]}"
-    for phases in "$beside" "${beside/empty/mover empty}" "${beside/empty/mover empty}"; do
+    for phases in "$beside" "${beside/evict/mover evict}" "${beside/evict/mover evict}"; do
       # The lock of who is held back is slow: meanwhile the other must not go on to wait for it.
       STASIS_SIM_FAULTS="lock:delay=100ms pid=${CHILDREN[0]}" done_by suspend "$TARGET" --timeout 10000 --json
       in_state checkpointed "${CHILDREN[@]}"

@@ -262,7 +262,7 @@ END
   start_agent memory --size 24M
   done_by dump "$TARGET" --images-dir "$image" --leave-suspended --json
   went direct
-  [[ $(phase_names) == *"copy-out empty lock checkpoint"* ]]
+  [[ $(phase_names) == *"copy-out evict lock checkpoint"* ]]
   gpu_is_free
   done_by resume "$TARGET"
   target_goes_on

@@ -87,7 +87,7 @@ END
   done_by swap a b --ring 8M --json
   assert_equal "$(json 'd["suspended"]["path"], d["resumed"]["path"], d["at_once"]')" "direct direct True"
   # Of two at once the driver does one after the other: copied before it is asked, not beside.
-  assert_equal "$(json '*[p["name"] for p in d["suspended"]["phases"]]')" "prepare close copy out empty lock checkpoint"
+  assert_equal "$(json '*[p["name"] for p in d["suspended"]["phases"]]')" "prepare close copy out evict lock checkpoint"
   b_runs
   done_by resume a
   done_by suspend b --json
