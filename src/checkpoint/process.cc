@@ -11,6 +11,7 @@
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "driver/driver_errors.h"
+#include "proc/address_space.h"
 #include "proc/cgroup.h"
 #include "proc/parking.h"
 
@@ -135,15 +136,26 @@ Result<std::optional<CudaState>> Process::cuda_state() const {
   STASIS_TRY_ASSIGN(auto able, can_answer());
   if (!able) return std::optional<CudaState>();
   auto state = driver_->state(pid());
+  // What most processes of a tree answer needs no explanation.
+  const bool is_without = !state && state.error().number == kCuNotInitialized && alive();
+  if (is_without || lives_in_memory_of()) return std::optional<CudaState>();
   if (state) {
     if (alive()) return *state;
     return fail(explain(Action::kGetState, driver_->describe(kCuNotInitialized)));
   }
-  // What most processes of a tree answer needs no explanation.
-  if (state.error().number == kCuNotInitialized && alive()) return std::optional<CudaState>();
   Error error = explain(Action::kGetState, state.error());
   if (error.code == ErrorCode::kNotCuda) return std::optional<CudaState>();
   return fail(std::move(error));
+}
+
+std::optional<Pid> Process::lives_in_memory_of() const {
+  const Pid parent = info_.parent;
+  if (parent.value <= 0 || !proc::share_address_space(pid(), parent)) return std::nullopt;
+  const auto thread = driver_->restore_thread_id(pid());
+  const std::vector<Tid> threads = procfs_.threads(pid());
+  if (thread && std::find(threads.begin(), threads.end(), *thread) != threads.end())
+    return std::nullopt;
+  return parent;
 }
 
 Result<CudaState> Process::state() const {

@@ -33,11 +33,16 @@ class Process {
   bool alive() const { return pidfd_.alive(); }
   const Pidfd& pidfd() const { return pidfd_; }
 
-  // The state, or nothing for a process that does not use CUDA, which is a value and not an error.
+  // The state, or nothing for a process that does not use CUDA, which is a value and not an error,
+  // or lives_in_memory_of() another.
   // kBusy for a process that is stopped or traced, unless the tool has woken the thread by which
   // its driver answers (proc::AwakeThread). Must not be asked while a lock is pending in another
   // thread: the driver answers only when that lock ends (580.159.04).
   Result<std::optional<CudaState>> cuda_state() const;
+
+  // Its parent, if it runs in the memory of that (vfork, CLONE_VM) and is not the one of the two
+  // that uses the CUDA there: whatever the driver finds in it is the parent's.
+  std::optional<Pid> lives_in_memory_of() const;
 
   // The calls below are the driver's. kNotCuda where the process does not use CUDA.
   Result<CudaState> state() const;

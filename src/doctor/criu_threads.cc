@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "doctor/criu_checks.h"
+#include "proc/address_space.h"
 #include "proc/thread_state.h"
 
 namespace stasis::doctor {
@@ -103,8 +104,8 @@ bool share(int what, Pid process, Tid thread) {
   return ::syscall(SYS_kcmp, process.value, thread.value, what, 0, 0) <= 0;
 }
 
-bool share_surely(int what, Pid one, Pid other) {
-  return ::syscall(SYS_kcmp, one.value, other.value, what, 0, 0) == 0;
+bool share_directory_surely(Pid one, Pid other) {
+  return ::syscall(SYS_kcmp, one.value, other.value, KCMP_FS, 0, 0) == 0;
 }
 
 }  // namespace
@@ -115,15 +116,15 @@ void probe_shared_processes(const Processes& processes, Signs& out) {
   std::vector<const proc::ProcessInfo*> sharing;
   for (const proc::ProcessInfo& info : processes) {
     if (&info == &processes.front() || info.has_ended()) continue;
-    if (share_surely(KCMP_FS, info.pid, info.parent))
+    if (share_directory_surely(info.pid, info.parent))
       out.add(info.pid, kSharedDirectory, fmt::format("process {}", info.parent.value));
-    if (share_surely(KCMP_VM, info.pid, info.parent)) sharing.push_back(&info);
+    if (proc::share_address_space(info.pid, info.parent)) sharing.push_back(&info);
   }
   // Not only from its vfork(2) to its execve(2). All at once: a tree can have thousands.
   for (int look = 0; look < kMoreLooks && !sharing.empty(); ++look) {
     std::this_thread::sleep_for(kBetween);
     std::erase_if(sharing, [](const proc::ProcessInfo* info) {
-      return !share_surely(KCMP_VM, info->pid, info->parent);
+      return !proc::share_address_space(info->pid, info->parent);
     });
   }
   for (const proc::ProcessInfo* info : sharing)

@@ -41,6 +41,13 @@ std::vector<std::pair<Pid, CudaState>> states_of(const Group& group) {
 Error not_cuda(const Group& group) {
   const int root = group.root().value;
   const std::size_t others = group.members().size() - 1;
+  if (const auto owner = group.members().front().process.lives_in_memory_of()) {
+    return {ErrorCode::kNotCuda,
+            fmt::format("process {} runs in the memory of its parent, process {} (vfork, or clone "
+                        "with CLONE_VM), and has no CUDA of its own",
+                        root, owner->value),
+            fmt::format("give process {}", owner->value)};
+  }
   return {ErrorCode::kNotCuda,
           others == 0
               ? fmt::format("process {} does not use CUDA", root)

@@ -2,6 +2,8 @@
 
 #include <elf.h>
 #include <fcntl.h>
+#include <linux/kcmp.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -185,6 +187,10 @@ Result<void> AddressSpace::write(std::uint64_t address, const void* data, std::s
     size -= static_cast<std::size_t>(done);
   }
   return {};
+}
+
+bool share_address_space(Pid one, Pid other) {
+  return ::syscall(SYS_kcmp, one.value, other.value, KCMP_VM, 0, 0) == 0;
 }
 
 }  // namespace stasis::proc

@@ -79,4 +79,8 @@ class AddressSpace {
   std::unique_ptr<ServedPages> served_;
 };
 
+// Do two processes run in the same one (vfork, CLONE_VM)? False also where the kernel does not
+// tell.
+bool share_address_space(Pid one, Pid other);
+
 }  // namespace stasis::proc

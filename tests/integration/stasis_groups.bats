@@ -70,6 +70,55 @@ refused_untouched() {
   done
 }
 
+@test "a helper that runs in a program's memory, and is no thread of it, does not keep it from being suspended" {
+  local flags helper
+  cat >"$BATS_TEST_TMPDIR/helper.c" <<'END'
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static int stay(void *none) {
+  const struct timespec moment = {0, 50000000};
+  for (;;) syscall(SYS_nanosleep, &moment, none);
+}
+static char stack[1 << 16] __attribute__((aligned(16)));
+__attribute__((constructor)) static void begin(void) {
+  if (strcmp(program_invocation_short_name, "stasis-workload") == 0)
+    clone(stay, stack + sizeof stack, strtol(getenv("SHARES"), NULL, 0) | SIGCHLD, NULL);
+}
+END
+  cc -shared -fPIC -o "$BATS_TEST_TMPDIR/helper.so" "$BATS_TEST_TMPDIR/helper.c"
+  # Its memory; also its descriptors, by which the driver finds the parent.
+  for flags in 0x100 0x500; do
+    SHARES=$flags LD_PRELOAD=$BATS_TEST_TMPDIR/helper.so start_target memory --size 4M
+    for helper in $(children_of "$TARGET"); do
+      at_end_kill "$helper"
+      # The simulated driver has a child that runs another program.
+      [[ $(readlink "/proc/$helper/exe") == "$(readlink "/proc/$TARGET/exe")" ]] || continue
+      refused 4 not-cuda suspend "$helper"
+      assert_contains "$err" "give process $TARGET"
+      capture stasis ps --json
+      assert_equal "$(json "[p['pid'] for p in d['processes'] if p['pid'] in ($TARGET, $helper)]")" "[$TARGET]"
+    done
+    done_by suspend "$TARGET"
+    in_state checkpointed "$TARGET"
+    done_by resume "$TARGET"
+    done_by attach "$TARGET" --graphs-are-safe
+    done_by suspend "$TARGET"
+    done_by recover "$TARGET"
+    target_goes_on
+    need_root "CRIU"
+    refused 9 undumpable dump "$TARGET" --images-dir "$image"
+    assert_contains "$err" "shares its memory with its parent"
+    target_verifies
+  done
+}
+
 @test "the lock of a group says how often it tried" {
   start_ranks 4
   done_by suspend "$TARGET" --json
