@@ -1,29 +1,26 @@
 #include "attach/seccomp_filter.h"
 
 #include <fcntl.h>
-#include <linux/audit.h>
 #include <linux/prctl.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <vector>
+#include <cstdint>
+#include <span>
+#include <string_view>
 
 #include <fmt/format.h>
 
 #include "attach/c_library.h"
 #include "proc/procfs.h"
+#include "proc/seccomp_filters.h"
 
 namespace stasis::attach {
 namespace {
 
-constexpr int kGetFilter = 0x420c;  // PTRACE_SECCOMP_GET_FILTER of linux/ptrace.h
-constexpr std::size_t kMostFilters = 64;
 constexpr std::uint64_t kThreadFlags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND |
                                        CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS |
                                        CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -59,8 +56,6 @@ constexpr Call kCalls[] = {
     {SYS_close, {3, 0, 0}, true},
     {SYS_ioctl, {3, 0, 0}, true},
     {SYS_exit, {0, 0, 0}, false},
-    // The kernel makes it of a call that was interrupted by the stop of a thread.
-    {SYS_restart_syscall, {0, 0, 0}, true},
 };
 
 // The same where a library of ours is loaded: of the loader, and of the agent as long as it is
@@ -92,95 +87,6 @@ constexpr Call kLibraryCalls[] = {
     {SYS_clock_nanosleep, {0, 0, 0}, true},
 };
 
-// Of an arithmetic or a jump instruction: the constant, or the index register.
-struct Machine {
-  std::uint32_t accumulator = 0;
-  std::uint32_t index = 0;
-  std::array<std::uint32_t, BPF_MEMWORDS> memory{};
-
-  bool arithmetic(const sock_filter& one) {
-    const std::uint32_t by = BPF_SRC(one.code) == BPF_X ? index : one.k;
-    switch (BPF_OP(one.code)) {
-      case BPF_ADD:
-        accumulator += by;
-        return true;
-      case BPF_SUB:
-        accumulator -= by;
-        return true;
-      case BPF_MUL:
-        accumulator *= by;
-        return true;
-      case BPF_DIV:
-        if (by == 0) return false;
-        accumulator /= by;
-        return true;
-      case BPF_AND:
-        accumulator &= by;
-        return true;
-      case BPF_OR:
-        accumulator |= by;
-        return true;
-      case BPF_XOR:
-        accumulator ^= by;
-        return true;
-      case BPF_LSH:
-        accumulator = by < 32 ? accumulator << by : 0;
-        return true;
-      case BPF_RSH:
-        accumulator = by < 32 ? accumulator >> by : 0;
-        return true;
-      case BPF_NEG:
-        accumulator = 0 - accumulator;
-        return true;
-      default:
-        return false;
-    }
-  }
-
-  // How far to go on.
-  std::optional<std::uint32_t> jump(const sock_filter& one) const {
-    const std::uint32_t by = BPF_SRC(one.code) == BPF_X ? index : one.k;
-    switch (BPF_OP(one.code)) {
-      case BPF_JA:
-        return one.k;
-      case BPF_JEQ:
-        return accumulator == by ? one.jt : one.jf;
-      case BPF_JGT:
-        return accumulator > by ? one.jt : one.jf;
-      case BPF_JGE:
-        return accumulator >= by ? one.jt : one.jf;
-      case BPF_JSET:
-        return (accumulator & by) != 0 ? one.jt : one.jf;
-      default:
-        return std::nullopt;
-    }
-  }
-
-  bool load(const sock_filter& one, const seccomp_data& call, std::uint32_t& into) const {
-    switch (BPF_MODE(one.code)) {
-      case BPF_IMM:
-        into = one.k;
-        return true;
-      case BPF_LEN:
-        into = sizeof call;
-        return true;
-      case BPF_MEM:
-        if (one.k >= memory.size()) return false;
-        into = memory.at(one.k);
-        return true;
-      case BPF_ABS: {
-        const bool of_pointer = one.k + 4 > offsetof(seccomp_data, instruction_pointer) &&
-                                one.k < offsetof(seccomp_data, args);
-        if (one.k % 4 != 0 || one.k + 4 > sizeof call || of_pointer) return false;
-        std::memcpy(&into, reinterpret_cast<const char*>(&call) + one.k, sizeof into);
-        return true;
-      }
-      default:
-        return false;
-    }
-  }
-};
-
 tl::unexpected<Error> filtered(Pid pid, std::string_view why) {
   return fail(ErrorCode::kNotSupported,
               fmt::format("process {} is not to be looked into: its system calls are filtered "
@@ -191,11 +97,7 @@ tl::unexpected<Error> filtered(Pid pid, std::string_view why) {
 Result<void> check_filter(Pid pid, std::span<const sock_filter> program,
                           std::span<const Call> calls) {
   for (const Call& one : calls) {
-    seccomp_data call{};
-    call.nr = one.number;
-    call.arch = AUDIT_ARCH_X86_64;
-    std::copy(one.arguments.begin(), one.arguments.end(), call.args);
-    const auto answer = run_filter(program, call);
+    const auto answer = proc::run_filter(program, proc::call_of(one.number, one.arguments));
     if (!answer) return filtered(pid, "what the filter does cannot be told");
     const std::uint32_t action = *answer & SECCOMP_RET_ACTION_FULL;
     if (action == SECCOMP_RET_ALLOW || action == SECCOMP_RET_LOG) continue;
@@ -209,67 +111,18 @@ Result<void> check_filter(Pid pid, std::span<const sock_filter> program,
 
 }  // namespace
 
-std::optional<std::uint32_t> run_filter(std::span<const sock_filter> program,
-                                        const seccomp_data& call) {
-  Machine machine;
-  // It jumps forward only, so it ends.
-  for (std::size_t at = 0; at < program.size(); ++at) {
-    const sock_filter& one = program[at];
-    switch (BPF_CLASS(one.code)) {
-      case BPF_LD:
-        if (!machine.load(one, call, machine.accumulator)) return std::nullopt;
-        break;
-      case BPF_LDX:
-        if (!machine.load(one, call, machine.index)) return std::nullopt;
-        break;
-      case BPF_ST:
-      case BPF_STX:
-        if (one.k >= machine.memory.size()) return std::nullopt;
-        machine.memory.at(one.k) =
-            BPF_CLASS(one.code) == BPF_ST ? machine.accumulator : machine.index;
-        break;
-      case BPF_ALU:
-        if (!machine.arithmetic(one)) return std::nullopt;
-        break;
-      case BPF_JMP: {
-        const auto distance = machine.jump(one);
-        if (!distance || *distance >= program.size()) return std::nullopt;
-        at += *distance;
-        break;
-      }
-      case BPF_RET:
-        return BPF_RVAL(one.code) == BPF_A ? machine.accumulator : one.k;
-      default:  // BPF_MISC
-        if (BPF_MISCOP(one.code) == BPF_TAX)
-          machine.index = machine.accumulator;
-        else
-          machine.accumulator = machine.index;
-        break;
-    }
-  }
-  return std::nullopt;
-}
-
 Result<void> check_filters(Pid pid, Tid stopped, CallsInside calls) {
   const auto status = proc::ProcFs().thread_status(pid, stopped);
   if (!status || status->seccomp == 0) return {};
   if (status->seccomp != 2) return filtered(pid, "it may make none but read and write");
-  const auto get = [&](std::size_t index, sock_filter* into) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the request takes a number there
-    return ::ptrace(static_cast<__ptrace_request>(kGetFilter), stopped.value,
-                    reinterpret_cast<void*>(index), into);
-  };
-  for (std::size_t index = 0; index < kMostFilters; ++index) {
-    const long length = get(index, nullptr);
-    if (length < 0 && errno == ENOENT && index > 0) return {};
-    if (length <= 0 || length > BPF_MAXINSNS)
-      return filtered(pid, "the filter may not be read: run as root, outside of such a filter");
-    std::vector<sock_filter> program(static_cast<std::size_t>(length));
-    if (get(index, program.data()) != length) return filtered(pid, "the filter cannot be read");
-    STASIS_TRY(check_filter(pid, program, kCalls));
-    if (calls == CallsInside::kOfLibrary) STASIS_TRY(check_filter(pid, program, kLibraryCalls));
+  const auto filters = proc::filters_of(stopped);
+  if (!filters)
+    return filtered(pid, "the filter may not be read: run as root, outside of such a filter");
+  for (const proc::SystemCallFilter& filter : *filters) {
+    STASIS_TRY(check_filter(pid, filter, kCalls));
+    if (calls == CallsInside::kOfLibrary) STASIS_TRY(check_filter(pid, filter, kLibraryCalls));
   }
-  return filtered(pid, "there are more filters than are looked at");
+  return {};
 }
 
 }  // namespace stasis::attach

@@ -1,10 +1,10 @@
 // Long because each way out of a stop has to put back what the others have set.
 #include "proc/stopped_threads.h"
 
-#include <linux/filter.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 #include "proc/interrupted_call.h"
 #include "proc/procfs.h"
 #include "proc/ptrace_status.h"
+#include "proc/seccomp_filters.h"
 
 namespace stasis::proc {
 namespace {
@@ -137,11 +138,6 @@ Result<void> lift_filter(Pid pid, Tid thread) {
                "run as root or with CAP_SYS_ADMIN"}));
 }
 
-// linux/ptrace.h and linux/seccomp.h.
-constexpr int kGetFilter = 0x420c;
-constexpr std::uint32_t kActions = 0x7fff0000;
-constexpr std::uint32_t kLeaveToSupervisor = 0x7fc00000;
-
 // linux/ptrace.h, since Linux 6.4.
 constexpr int kSetDispatch = 0x4210;
 constexpr int kGetDispatch = 0x4211;
@@ -187,6 +183,15 @@ bool is_at_entry_of(Tid thread, std::uint64_t instruction, std::uint64_t number,
   return call.stop == kAtEntry && call.interface == kOf64Bits &&
          call.instruction == instruction + kSyscallLength && call.number == number &&
          call.arguments == arguments;
+}
+
+// The kernel has a thread that was stopped in a timed wait call restart_syscall when it goes on,
+// for which a filter may end the program. Where that cannot be told, it may.
+bool may_restart(Pid pid, Tid thread) {
+  const auto status = ProcFs().thread_status(pid, thread);
+  if (!status || status->seccomp == 0) return true;
+  const auto filters = filters_of(thread);
+  return filters && let_pass(*filters, call_of(SYS_restart_syscall));
 }
 
 void set_dispatch(Tid thread, SystemCallDispatch dispatch) {
@@ -456,22 +461,13 @@ bool StoppedThreads::dispatches_system_calls(Tid thread) const {
 }
 
 bool StoppedThreads::leaves_calls_to_supervisor(Tid thread) const {
-  const auto instructions_of = [thread](std::uint64_t filter, sock_filter* out) {
-    return ::ptrace(static_cast<__ptrace_request>(kGetFilter), thread.value, as_pointer(filter),
-                    out);
-  };
-  // Outwards from the last one that was set; ENOENT past the first.
-  for (std::uint64_t filter = 0;; ++filter) {
-    const long count = instructions_of(filter, nullptr);
-    if (count <= 0) return false;
-    std::vector<sock_filter> program(static_cast<std::size_t>(count));
-    if (instructions_of(filter, program.data()) != count) return false;
-    if (std::any_of(program.begin(), program.end(), [](const sock_filter& instruction) {
-          return instruction.code == (BPF_RET | BPF_K) &&
-                 (instruction.k & kActions) == kLeaveToSupervisor;
-        }))
-      return true;
-  }
+  const auto filters = filters_of(thread);
+  return filters && std::any_of(filters->begin(), filters->end(), [](const auto& filter) {
+           return std::any_of(filter.begin(), filter.end(), [](const sock_filter& instruction) {
+             return instruction.code == (BPF_RET | BPF_K) &&
+                    (instruction.k & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_USER_NOTIF;
+           });
+         });
 }
 
 Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thread) const {
@@ -493,7 +489,20 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_stop_with(Tid thr
   return regs;
 }
 
+// The kernel restarts by itself what it can, and where that is not forbidden.
+void StoppedThreads::prepare_to_go_on(Tid thread) const {
+  const auto now = registers(thread);
+  if (!now || !is_in_system_call(*now)) return;
+  const auto result = static_cast<std::int64_t>(now->rax);
+  if (result == -EINTR) {
+    if (auto on = registers_to_go_on(thread)) (void)set_registers(thread, *on);
+  } else if (result == kRestartBlock && !may_restart(pid_, thread)) {
+    if (auto on = registers_to_stop_with(thread)) (void)set_registers(thread, *on);
+  }
+}
+
 Result<void> StoppedThreads::let_run(Tid thread, std::chrono::nanoseconds time) {
+  prepare_to_go_on(thread);
   is_right_ = false;
   STASIS_TRY(request(pid_, PTRACE_CONT, thread, nullptr, nullptr));
   // It may be moved meanwhile; then once more there.
@@ -526,11 +535,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread)
 
 void StoppedThreads::let_go() {
   for (const Tid thread : threads_) {
-    // The kernel restarts what it can restart by itself.
-    auto now = registers(thread);
-    if (now && static_cast<std::int64_t>(now->rax) == -EINTR) {
-      if (auto on = registers_to_go_on(thread)) (void)set_registers(thread, *on);
-    }
+    prepare_to_go_on(thread);
     (void)::ptrace(PTRACE_DETACH, thread.value, nullptr, nullptr);
   }
   threads_.clear();

@@ -109,6 +109,7 @@ class StoppedThreads {
   // Lets it run to the entry of its next system call, or from there to the call's exit.
   Result<void> run_to_call_stop(Tid thread) const;
   Result<void> skip_call(Tid thread) const;
+  void prepare_to_go_on(Tid thread) const;
   Result<void> seize(std::span<const Tid> threads);
   using Clock = std::chrono::steady_clock;
   Result<void> wait_until_stopped(Tid thread, Clock::time_point deadline, bool& ended);

@@ -1,6 +1,9 @@
 #include "proc/stopped_threads.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -9,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstddef>
 #include <ctime>
 
 #include <gtest/gtest.h>
@@ -143,6 +147,38 @@ TEST(StoppedThreads, ASystemCallOfOursIsMadeInSpiteOfDispatch) {
   const auto after = ProcFs().process(child.pid());
   ASSERT_TRUE(after);
   EXPECT_EQ(after->state, 'R');
+}
+
+// The kernel has it make a call for which the filter ends the program.
+TEST(StoppedThreads, OneThatMayNotRestartACallGoesOn) {
+  const fakes::Child child([] {
+    const sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_restart_syscall, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog all{static_cast<unsigned short>(std::size(program)),
+                         const_cast<sock_filter*>(program)};
+    const bool set = ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                     ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &all) == 0;
+    for (;;)
+      if (!set || ::poll(nullptr, 0, 60000) != 0) ::_exit(1);
+  });
+  const Tid thread{child.pid().value};
+  const auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  for (int times = 0; times < 3; ++times) {
+    ::usleep(50000);
+    auto stopped = StoppedThreads::stop(*space, thread);
+    ASSERT_TRUE(stopped) << stopped.error().to_string();
+    ASSERT_EQ(stopped->threads().size(), 1U);
+    ASSERT_TRUE(stopped->let_run(thread, std::chrono::milliseconds(1)));
+  }
+  ::usleep(50000);
+  const auto after = ProcFs().process(child.pid());
+  ASSERT_TRUE(after);
+  EXPECT_EQ(after->state, 'S');
 }
 
 }  // namespace

@@ -588,6 +588,16 @@ END
   done
 }
 
+@test "a filter that ends the program for what the kernel makes of an interrupted wait is no hindrance" {
+  need_root "reading a filter"
+  start_program cuda-without 219 # restart_syscall
+  attaches
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  attaches
+  ends_right
+}
+
 @test "processes that may share GPU memory are refused" {
   start_target ipc
   TARGET_CHILD=$(children_of "$TARGET" | head -1)

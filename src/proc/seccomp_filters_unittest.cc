@@ -1,6 +1,5 @@
-#include "attach/seccomp_filter.h"
+#include "proc/seccomp_filters.h"
 
-#include <linux/audit.h>
 #include <sys/syscall.h>
 
 #include <cstddef>
@@ -9,16 +8,8 @@
 
 #include <gtest/gtest.h>
 
-namespace stasis::attach {
+namespace stasis::proc {
 namespace {
-
-seccomp_data call_of(int number, std::uint64_t first = 0) {
-  seccomp_data out{};
-  out.nr = number;
-  out.arch = AUDIT_ARCH_X86_64;
-  out.args[0] = first;
-  return out;
-}
 
 sock_filter load(std::uint32_t offset) { return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offset); }
 sock_filter answer(std::uint32_t action) { return BPF_STMT(BPF_RET | BPF_K, action); }
@@ -37,8 +28,10 @@ TEST(SeccompFilter, ArgumentsAreLookedAt) {
                                          BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0x7e020000),
                                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 1),
                                          answer(SECCOMP_RET_ALLOW), answer(SECCOMP_RET_ERRNO | 1)};
-  EXPECT_EQ(run_filter(program, call_of(SYS_clone, 0x3d0f00)), SECCOMP_RET_ALLOW);
-  EXPECT_EQ(run_filter(program, call_of(SYS_clone, 0x10000000)), SECCOMP_RET_ERRNO | 1);
+  const std::uint64_t threads[] = {0x3d0f00};
+  const std::uint64_t users[] = {0x10000000};
+  EXPECT_EQ(run_filter(program, call_of(SYS_clone, threads)), SECCOMP_RET_ALLOW);
+  EXPECT_EQ(run_filter(program, call_of(SYS_clone, users)), SECCOMP_RET_ERRNO | 1);
 }
 
 TEST(SeccompFilter, RegistersAndMemoryAreKept) {
@@ -75,4 +68,4 @@ TEST(SeccompFilter, AnyProgramEnds) {
 }
 
 }  // namespace
-}  // namespace stasis::attach
+}  // namespace stasis::proc
