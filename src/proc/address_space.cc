@@ -101,14 +101,16 @@ Result<void> AddressSpace::check_current() const {
   return fail(no_longer_there(pid_));
 }
 
-Result<void> AddressSpace::check_not_served(const char* what, std::uint64_t address,
+Result<bool> AddressSpace::check_not_served(Direction direction, std::uint64_t address,
                                             std::size_t size) const {
-  if (!served_->has_any_in(address, size)) return {};
+  const bool is_large = size >= kLarge;
+  const auto waits = served_->waits_in(address, size, direction, is_large ? &memory_ : nullptr);
+  if (waits != ServedPages::Waits::kAlways) return is_large && waits == ServedPages::Waits::kNever;
   return fail(
       ErrorCode::kNotSupported,
       fmt::format("cannot {} {} bytes of memory at {:#x} of process {}: it is of a file that "
                   "another user's program serves (FUSE), which may hold it back",
-                  what, size, address, pid_.value),
+                  direction == Direction::kRead ? "read" : "write", size, address, pid_.value),
       "copy that file to another file system, and start the program with it");
 }
 
@@ -128,7 +130,7 @@ Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t
 std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t address, void* data,
                                          std::size_t size) const {
   // Not with lesser rights, which do not suffice to open another user's process.
-  if (size < kLarge || !is_current()) return 0;
+  if (!is_current()) return 0;
   const std::size_t done = move_with_lesser_rights(direction, address, data, size);
   // What was read may be of the program that the process has become: then it is read again, from
   // what is no more.
@@ -154,8 +156,8 @@ std::size_t AddressSpace::move_with_lesser_rights(Direction direction, std::uint
 
 Result<void> AddressSpace::read(std::uint64_t address, void* data, std::size_t size) const {
   auto* to = static_cast<std::byte*>(data);
-  STASIS_TRY(check_not_served("read", address, size));
-  const std::size_t moved = move_by_number(Direction::kRead, address, data, size);
+  STASIS_TRY_ASSIGN(const bool by_number, check_not_served(Direction::kRead, address, size));
+  const std::size_t moved = by_number ? move_by_number(Direction::kRead, address, data, size) : 0;
   to += moved;
   address += moved;
   size -= moved;
@@ -173,8 +175,9 @@ Result<void> AddressSpace::write(std::uint64_t address, const void* data, std::s
   const auto* from = static_cast<const std::byte*>(data);
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is only read
   void* source = const_cast<std::byte*>(from);
-  STASIS_TRY(check_not_served("write", address, size));
-  const std::size_t moved = move_by_number(Direction::kWrite, address, source, size);
+  STASIS_TRY_ASSIGN(const bool by_number, check_not_served(Direction::kWrite, address, size));
+  const std::size_t moved =
+      by_number ? move_by_number(Direction::kWrite, address, source, size) : 0;
   from += moved;
   address += moved;
   size -= moved;

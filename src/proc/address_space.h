@@ -34,7 +34,8 @@ class AddressSpace {
   // page that another user's program serves and may hold back (served_files.h). Large pieces go by
   // the process's number, four times as fast, where the kernel lets no more be done so than the
   // target's own user may do (lesser_rights.h), and where it was seen just before that the process
-  // still runs in this address space.
+  // still runs in this address space, and provides no page of it itself (userfaultfd): such a page
+  // that is not there cannot be read.
   Result<void> read(std::uint64_t address, void* data, std::size_t size) const;
   Result<void> write(std::uint64_t address, const void* data, std::size_t size) const;
 
@@ -62,14 +63,15 @@ class AddressSpace {
         rights_(LesserRights::of(pid)),
         served_(std::make_unique<ServedPages>(pid)) {}
   // How much of a large piece has been moved by number: nothing if that is not allowed.
-  enum class Direction { kRead, kWrite };
+  using Direction = ServedPages::Access;
   std::size_t move_by_number(Direction direction, std::uint64_t address, void* data,
                              std::size_t size) const;
   std::size_t move_with_lesser_rights(Direction direction, std::uint64_t address, void* data,
                                       std::size_t size) const;
   static Result<UniqueFd> open_memory(Pid pid);
   static Result<Birth> birth_of(Pid pid, const UniqueFd& memory);
-  Result<void> check_not_served(const char* what, std::uint64_t address, std::size_t size) const;
+  // Whether it may go by number. kNotSupported.
+  Result<bool> check_not_served(Direction direction, std::uint64_t address, std::size_t size) const;
   Error refusal(const char* what, std::uint64_t address, std::size_t size, int number) const;
 
   Pid pid_;

@@ -1,12 +1,17 @@
 #include "proc/address_space.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/userfaultfd.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -162,6 +167,50 @@ TEST_F(AddressSpaceTest, LargePiecesOfAnotherUsersMemoryGoAndOurRightsAreBack) {
   EXPECT_EQ(::getuid(), 0U);
   EXPECT_EQ(::getgid(), 0U);
   EXPECT_NE(ProcFs().effective_capabilities().value_or(0) & (1 << CAP_SYS_PTRACE), 0U);
+}
+
+// process_vm_readv(2) and its like would wait for the program, and heed SIGKILL alone.
+TEST_F(AddressSpaceTest, DoesNotWaitForPagesThatTheProgramProvides) {
+  constexpr std::size_t kSize = std::size_t{1} << 20;
+  const auto map = [] {
+    return static_cast<char*>(
+        ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  };
+  char* const missing = map();
+  char* const kept = map();
+  char* const plain = map();
+  const Child child([&] {
+    ::alarm(20);  // with its end the waiting would end
+    const int fd = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC));
+    uffdio_api api{.api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP, .ioctls = 0};
+    uffdio_register all{{address_of(missing), kSize}, UFFDIO_REGISTER_MODE_MISSING, 0};
+    uffdio_register some{{address_of(kept), kSize}, UFFDIO_REGISTER_MODE_WP, 0};
+    uffdio_writeprotect from_now{{address_of(kept), kSize}, UFFDIO_WRITEPROTECT_MODE_WP};
+    std::fill_n(kept, kSize, 'k');
+    const bool done = fd >= 0 && ::ioctl(fd, UFFDIO_API, &api) == 0 &&
+                      ::ioctl(fd, UFFDIO_REGISTER, &all) == 0 &&
+                      ::ioctl(fd, UFFDIO_REGISTER, &some) == 0 &&
+                      ::ioctl(fd, UFFDIO_WRITEPROTECT, &from_now) == 0;
+    go_->store(done ? 2 : 3);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() >= 2; }));
+  if (go_->load() == 3) GTEST_SKIP() << "no userfaultfd here, or none for the kernel's faults";
+  auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  std::vector<char> piece(kSize, 'w');
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_FALSE(space->read(address_of(missing), piece.data(), kSize));
+  EXPECT_FALSE(space->write(address_of(missing), piece.data(), kSize));
+  EXPECT_FALSE(space->write(address_of(kept), piece.data(), kSize));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  // What is there can be read, and memory that is the kernel's to provide goes as before.
+  EXPECT_TRUE(space->write(address_of(plain), piece.data(), kSize));
+  EXPECT_TRUE(space->read(address_of(kept), piece.data(), kSize));
+  EXPECT_EQ(piece[kSize / 2], 'k');
+  for (char* const one : {missing, kept, plain})
+    ::munmap(one, kSize);
 }
 
 // What the kernel refuses to the target's user it refuses to a thread with his rights.

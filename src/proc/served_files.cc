@@ -16,7 +16,9 @@ namespace stasis::proc {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
+// Documentation/admin-guide/mm/pagemap.rst of the kernel
 constexpr std::uint64_t kPresentOrSwapped = std::uint64_t{3} << 62;
+constexpr std::uint64_t kKeptFromWrites = std::uint64_t{1} << 57;  // by a userfaultfd
 constexpr std::size_t kEntries = 512;
 
 }  // namespace
@@ -43,33 +45,47 @@ bool ServedPages::is_there(std::uint64_t address) const {
          (entry & kPresentOrSwapped) != 0;
 }
 
-bool ServedPages::has_any_in(std::uint64_t address, std::size_t size) {
-  if (!pages_.valid() || size == 0) return false;
+ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size, Access access,
+                                         const UniqueFd* memory) {
+  if (size == 0) return Waits::kNever;
+  if (!pages_.valid()) return Waits::kByNumber;
   const std::uint64_t last = std::max(address, address + (size - 1)) / kPage;
   std::array<std::uint64_t, kEntries> entries{};
+  std::uint64_t tried_to = 0;
+  Waits waits = Waits::kNever;
   for (std::uint64_t page = address / kPage; page <= last;) {
     const std::size_t wanted = std::min<std::uint64_t>(kEntries, last - page + 1);
     const ssize_t got = ::pread(pages_.get(), entries.data(), wanted * sizeof entries[0],
                                 static_cast<off_t>(page * sizeof entries[0]));
     const std::size_t count = got <= 0 ? 0 : static_cast<std::size_t>(got) / sizeof entries[0];
-    for (std::size_t i = 0; i < count; ++i)
-      if ((entries[i] & kPresentOrSwapped) == 0 && is_served((page + i) * kPage)) return true;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (access == Access::kWrite && (entries[i] & kKeptFromWrites) != 0) waits = Waits::kByNumber;
+      if ((entries[i] & kPresentOrSwapped) != 0) continue;
+      const std::uint64_t at = (page + i) * kPage;
+      const Absent absent = look_at(at);
+      if (absent.is_served) return Waits::kAlways;
+      if (memory == nullptr || at < tried_to) continue;
+      // One of a mapping tells of all: who provides a part of one makes two of it.
+      tried_to = absent.end;
+      char byte = 0;
+      if (::pread(memory->get(), &byte, 1, static_cast<off_t>(at)) != 1) waits = Waits::kByNumber;
+    }
     // Beyond all addresses, or of a process that has gone.
-    if (count == 0) return false;
+    if (count == 0) break;
     page += count;
   }
-  return false;
+  return waits;
 }
 
-bool ServedPages::is_served(std::uint64_t address) {
+ServedPages::Absent ServedPages::look_at(std::uint64_t address) {
   const std::scoped_lock lock(mutex_);
-  if (address >= fine_from_ && address < fine_to_) return false;
+  if (address >= fine_from_ && address < fine_to_) return {false, fine_to_};
   const auto at = mapping_of(address);
-  if (!at) return false;
-  if (at->inode != 0 && is_device_kept(*at)) return true;
+  if (!at) return {};
+  if (at->inode != 0 && is_device_kept(*at)) return {true, at->end};
   fine_from_ = at->start;
   fine_to_ = at->end;
-  return false;
+  return {false, at->end};
 }
 
 std::optional<Mapping> ServedPages::mapping_of(std::uint64_t address) {
