@@ -80,6 +80,7 @@ void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& o
 struct GuardedMemory {
   std::string sealed;
   std::string keyed;
+  std::string provided;  // by a userfaultfd
 };
 GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(const Processes& processes, Signs& out);

@@ -1,5 +1,5 @@
-// Memory that a program has sealed against any change of its mapping (mseal), or given a protection
-// key (pkey_mprotect), which CRIU 4.2.1 restores without.
+// Memory that a program has sealed against any change of its mapping (mseal), given a protection
+// key (pkey_mprotect), or provides the pages of (userfaultfd), which CRIU 4.2.1 restores without.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,6 +25,13 @@ constexpr Kind kKeyed{
     "without them",
     "do without pkey_mprotect() in the program"};
 
+// One with the descriptor in the tree is refused for that.
+constexpr Kind kProvided{"provided-memory", Severity::kRed,
+                         "has memory whose pages a program outside of the tree provides "
+                         "(userfaultfd), which a restore would leave to the kernel",
+                         "dump it when all pages are there and that memory is the kernel's again "
+                         "(UFFDIO_UNREGISTER, or the end of that program)"};
+
 constexpr long kMseal = 462;  // SYS_mseal, newer than Debian 12's headers
 
 bool kernel_has_keys() {
@@ -47,8 +54,11 @@ GuardedMemory guarded_memory(std::istream& smaps) {
     // Those of a mapping begin with a capital letter, and its own with a number in hexadecimal.
     if (!line.empty() && (line.front() < 'A' || line.front() > 'Z'))
       mapping = line.substr(0, line.find(' '));
-    if (out.sealed.empty() && line.starts_with("VmFlags:") && line.find(" sl") != std::string::npos)
-      out.sealed = mapping;
+    if (line.starts_with("VmFlags:")) {
+      const auto has = [&](const char* flag) { return line.find(flag) != std::string::npos; };
+      if (out.sealed.empty() && has(" sl")) out.sealed = mapping;
+      if (out.provided.empty() && (has(" um") || has(" uw") || has(" ui"))) out.provided = mapping;
+    }
     constexpr std::string_view kKey = "ProtectionKey:";
     if (out.keyed.empty() && line.starts_with(kKey) &&
         line.find_first_of("123456789", kKey.size()) != std::string::npos)
@@ -65,6 +75,7 @@ void probe_seals(const Processes& processes, Signs& out) {
     const GuardedMemory guarded = guarded_memory(file);
     if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);
     if (!guarded.keyed.empty()) out.add(info.pid, kKeyed, guarded.keyed);
+    if (!guarded.provided.empty()) out.add(info.pid, kProvided, guarded.provided);
   }
 }
 

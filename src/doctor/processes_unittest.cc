@@ -79,10 +79,12 @@ TEST(GuardedMemory, IsSealedOrHasAProtectionKey) {
       "7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \nRss: 4 kB\nProtectionKey:         0\n"
       "VmFlags: rd wr mr mw me sd\n"
       "7f0000002000-7f0000003000 r--p 00000000 00:00 0 \nProtectionKey:        10\n"
-      "VmFlags: rd mr mw me sl\n");
+      "VmFlags: rd mr mw me sl\n"
+      "7f0000004000-7f0000005000 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me um ac\n");
   const doctor::GuardedMemory found = doctor::guarded_memory(smaps);
   EXPECT_EQ(found.sealed, "7f0000002000-7f0000003000");
   EXPECT_EQ(found.keyed, "7f0000002000-7f0000003000");
+  EXPECT_EQ(found.provided, "7f0000004000-7f0000005000");
   std::istringstream none("00400000-00401000 r-xp 0 00:01 2 /x\nProtectionKey:         0\n");
   EXPECT_TRUE(doctor::guarded_memory(none).keyed.empty());
 }

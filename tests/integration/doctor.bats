@@ -526,7 +526,19 @@ def case_deadline():
     thread(lambda: called(314, 0, struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 3 * 10**7, 10**8), 0))
 def case_sealed():
     called(462, 0, 0, 0)
-    called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)'
+    called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)
+def case_provided():
+    import fcntl, struct
+    called(462, 0, 0, 0)
+    fd = libc.syscall(323, 0)
+    if fd < 0: raise OSError("no userfaultfd")
+    fcntl.ioctl(fd, 0xc018aa3f, struct.pack("QQQ", 0xaa, 0, 0))
+    fcntl.ioctl(fd, 0xc020aa00, struct.pack("QQQQ", mapped(1 << 16, 0x22, -1), 1 << 16, 1, 0))
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid(); os.closerange(0, fd); os.closerange(fd + 1, 1000); time.sleep(300)
+        os._exit(0)
+    os.wait(); os.close(fd)'
   capture stasis doctor "$TARGET" --no-trial --json
   ((status == 1))
   while IFS='|' read -r name id words; do
@@ -545,6 +557,7 @@ files|thread-files|thread
 directory|thread-directory|thread
 deadline|scheduler|SCHED_DEADLINE (thread
 sealed|sealed-memory|has sealed memory
+provided|provided-memory|userfaultfd
 END
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "uts of thread"
