@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
-#include <system_error>
-#include <thread>
 
 #include <fmt/format.h>
 
@@ -202,17 +200,6 @@ Result<void> finish_remote_call(const proc::AddressSpace& space, const StoppedTh
   if (stopped.threads().empty()) return {};
   const Step zeros{};
   return stopped.write(stopped.threads().front(), begun.address, zeros);
-}
-
-Result<void> trace_on_own_thread(const std::function<Result<void>()>& act) {
-  Result<void> result;
-  try {
-    std::jthread([&] { result = act(); }).join();
-  } catch (const std::system_error&) {
-    // Where the system gives no thread it runs on this one. A job must not stand still for that.
-    return act();
-  }
-  return result;
 }
 
 }  // namespace stasis

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "proc/address_space.h"
+#include "proc/bounded_seize.h"
 #include "proc/procfs.h"
 #include "proc/stopped_threads.h"
 
@@ -72,9 +73,5 @@ std::uint64_t way_back(const RemoteCallRoom& places);
 Result<void> finish_remote_call(const proc::AddressSpace& space,
                                 const proc::StoppedThreads& stopped,
                                 const RemoteCallRoom::Begun& begun);
-
-// Runs `act` on a thread of its own: what it holds by ptrace is let go at its end, whatever
-// happened.
-Result<void> trace_on_own_thread(const std::function<Result<void>()>& act);
 
 }  // namespace stasis

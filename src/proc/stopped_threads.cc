@@ -17,6 +17,7 @@
 
 #include "base/fd.h"
 #include "base/scope_guard.h"
+#include "proc/bounded_seize.h"
 #include "proc/interrupted_call.h"
 #include "proc/procfs.h"
 #include "proc/ptrace_status.h"
@@ -292,7 +293,7 @@ Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
   Result<void> worst;
   std::vector<Tid> seized;
   for (const Tid thread : threads) {
-    if (::ptrace(PTRACE_SEIZE, thread.value, nullptr, as_pointer(PTRACE_O_TRACESYSGOOD)) != 0) {
+    if (proc::seize(thread, PTRACE_O_TRACESYSGOOD) != 0) {
       const int number = errno;
       if (number == ESRCH) continue;  // it has ended
       if (number == EPERM && cannot_be_traced(pid_, thread)) continue;

@@ -4,6 +4,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -11,14 +12,19 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <ctime>
+#include <thread>
 
 #include <gtest/gtest.h>
 
+#include "proc/bounded_seize.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/served_file.h"
 
 namespace stasis::proc {
 namespace {
@@ -179,6 +185,46 @@ TEST(StoppedThreads, OneThatMayNotRestartACallGoesOn) {
   const auto after = ProcFs().process(child.pid());
   ASSERT_TRUE(after);
   EXPECT_EQ(after->state, 'S');
+}
+
+// The kernel has a tracer wait for it, whatever signals come.
+TEST(StoppedThreads, OneWhoseProcessExecutesAFileThatDoesNotComeIsNotWaitedForLong) {
+  struct Place {
+    std::atomic<int> step;
+    pid_t server;
+  };
+  auto* const place = static_cast<Place*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(place, MAP_FAILED);
+  const fakes::Child child([&] {
+    if (fakes::open_served_file(place->server, O_RDONLY) < 0) place->step = 2;
+    std::thread([&] {
+      place->step = std::max(place->step.load(), 1);
+      ::execl("/mnt/file", "file", nullptr);
+    }).detach();
+    for (;;)
+      ::pause();
+  });
+  while (place->step == 0)
+    ::usleep(1000);
+  if (place->step == 2) GTEST_SKIP() << "not root, or no FUSE here";
+  ::usleep(200000);
+  const auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  // Or the test would not end, if it were waited for.
+  const std::jthread end([place](const std::stop_token& over) {
+    for (int tenths = 0; tenths < 200 && !over.stop_requested(); ++tenths)
+      ::usleep(100000);
+    ::kill(place->server, SIGKILL);
+  });
+  const auto start = std::chrono::steady_clock::now();
+  const auto done = trace_on_own_thread([&]() -> Result<void> {
+    STASIS_TRY(StoppedThreads::stop(*space, Tid{child.pid().value}));
+    return {};
+  });
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kBusy);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ inline fuse_attr attributes(std::uint64_t node) {
   fuse_attr out{};
   out.ino = node;
   out.size = node == 1 ? 0 : kServedBytes;
-  out.mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0644;
+  out.mode = node == 1 ? S_IFDIR | 0755 : S_IFREG | 0755;
   out.nlink = 1;
   return out;
 }
@@ -100,7 +100,7 @@ inline bool write_file(const char* path, const char* text) {
 
 // -1 where that cannot be: no FUSE, no user namespaces, not root. `server` is for the test to kill:
 // until it has ended nothing that waits for it does.
-inline int open_served_file(pid_t& server) {
+inline int open_served_file(pid_t& server, int flags = O_RDWR) {
   constexpr unsigned kOther = 65534;
   constexpr unsigned kMisc = 10;
   constexpr unsigned kFuse = 229;
@@ -128,7 +128,7 @@ inline int open_served_file(pid_t& server) {
   if (made_server == 0) served::serve(device);
   server = made_server;  // which may be memory that both share
   ::close(device);
-  return ::open("/mnt/file", O_RDWR | O_CLOEXEC);
+  return ::open("/mnt/file", flags | O_CLOEXEC);
 }
 
 // Ends the server after five seconds, or with its own end.
