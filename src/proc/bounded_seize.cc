@@ -2,18 +2,18 @@
 
 #include <pthread.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
+#include <cstdint>
 #include <mutex>
-#include <optional>
 #include <system_error>
 #include <thread>
-#include <utility>
-
-#include <fmt/format.h>
 
 #include "base/scope_guard.h"
 #include "proc/ptrace_status.h"
@@ -31,32 +31,48 @@ std::int64_t now_ms() {
   return std::chrono::duration_cast<milliseconds>(now).count();
 }
 
-struct Seizing {
-  std::atomic<std::int64_t> since = 0;  // 0: it does not wait for one
-  std::atomic<int> thread = 0;
-};
-thread_local Seizing* t_seizing = nullptr;
+// Since when the thread waits for a seize, 0: it does not.
+using Since = std::atomic<std::int64_t>;
+thread_local Since* t_since = nullptr;
 
-Error takes_too_long(int thread) {
-  return {ErrorCode::kBusy,
-          fmt::format("thread {} cannot be traced: its process is executing another program, whose "
-                      "file does not come (FUSE, NFS)",
-                      thread),
-          fmt::format("end what holds that file back, or the process (`kill -9 {}`)", thread)};
+// Of those that the C library leaves to programs.
+int signal_to_break_off() { return SIGRTMAX - 2; }
+
+// The kernel has set the thread back to the call that it is to make again: it comes past it.
+void on_break_off(int /*signal_number*/, siginfo_t* /*info*/, void* context) {
+  greg_t* const registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  if (t_since == nullptr || *t_since == 0) return;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): our own code
+  const auto* const code = reinterpret_cast<const unsigned char*>(registers[REG_RIP]);
+  if (registers[REG_RAX] != SYS_ptrace || code[0] != 0x0f || code[1] != 0x05) return;
+  registers[REG_RIP] += 2;
+  registers[REG_RAX] = -EINTR;
+}
+
+// Not where the program that we are in has a handler for that signal.
+void break_off(pthread_t thread) {
+  struct sigaction ours {};
+  struct sigaction before {};
+  ours.sa_sigaction = on_break_off;
+  ours.sa_flags = SA_SIGINFO | SA_RESTART;
+  if (::sigaction(signal_to_break_off(), nullptr, &before) != 0) return;
+  const bool is_free = (before.sa_flags & SA_SIGINFO) == 0 && before.sa_handler == SIG_DFL;
+  const bool is_ours = (before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction == on_break_off;
+  if (!is_ours && (!is_free || ::sigaction(signal_to_break_off(), &ours, nullptr) != 0)) return;
+  (void)::pthread_kill(thread, signal_to_break_off());
 }
 
 }  // namespace
 
 Result<void> trace_on_own_thread(const std::function<Result<void>()>& act) {
-  std::optional<Result<void>> result;  // none of a thread that was cancelled
+  Result<void> result;
   std::mutex mutex;
   std::condition_variable ended;
   bool has_ended = false;
-  Seizing seizing;
+  Since since = 0;
   try {
     std::jthread thread([&] {
-      (void)::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
-      t_seizing = &seizing;
+      t_since = &since;
       const ScopeGuard tell([&] {
         const std::scoped_lock lock(mutex);
         has_ended = true;
@@ -65,20 +81,16 @@ Result<void> trace_on_own_thread(const std::function<Result<void>()>& act) {
       result = act();
     });
     std::unique_lock lock(mutex);
-    bool cancelled = false;
     while (!ended.wait_for(lock, kBetween, [&] { return has_ended; })) {
-      const std::int64_t begun = seizing.since;
-      if (begun == 0 || now_ms() - begun < kLimitMs || std::exchange(cancelled, true)) continue;
-      // Nothing else ends it.
-      (void)::pthread_cancel(thread.native_handle());
+      const std::int64_t begun = since;
+      // It stays while `lock` is held.
+      if (begun != 0 && now_ms() - begun >= kLimitMs) break_off(thread.native_handle());
     }
-    lock.unlock();
-    thread.join();
   } catch (const std::system_error&) {
     // Where the system gives no thread it runs on this one. A job must not stand still for that.
     return act();
   }
-  return result ? std::move(*result) : Result<void>(fail(takes_too_long(seizing.thread)));
+  return result;
 }
 
 namespace proc {
@@ -88,17 +100,17 @@ long seize(Tid thread, long options) {
     return ::ptrace(PTRACE_SEIZE, thread.value, nullptr,
                     as_pointer(static_cast<std::uint64_t>(options)));
   };
-  if (t_seizing == nullptr) return now();
-  int before = 0;
-  (void)::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
-  t_seizing->thread = thread.value;
-  t_seizing->since = now_ms();
-  (void)::pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, nullptr);
+  if (t_since == nullptr) return now();
+  sigset_t one;
+  sigset_t before;
+  ::sigemptyset(&one);
+  ::sigaddset(&one, signal_to_break_off());
+  (void)::pthread_sigmask(SIG_UNBLOCK, &one, &before);
+  *t_since = now_ms();
   const long result = now();
   const int number = errno;
-  (void)::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
-  t_seizing->since = 0;
-  (void)::pthread_setcanceltype(before, nullptr);
+  *t_since = 0;
+  (void)::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   errno = number;
   return result;
 }

@@ -10,15 +10,14 @@
 
 namespace stasis {
 
-// Calls `act` on a thread of its own, because ptrace is bound to a thread. kBusy if a seize() there
-// has taken five seconds: then what `act` has made on its stack is destroyed, and the kernel has
-// let go what it had seized.
+// Calls `act` on a thread of its own: what it holds by ptrace is let go at its end, whatever
+// happened.
 Result<void> trace_on_own_thread(const std::function<Result<void>()>& act);
 
 namespace proc {
 
-// ptrace(PTRACE_SEIZE) with these options; errno. Has an end on a thread of trace_on_own_thread()
-// alone, and that thread ends with it.
+// ptrace(PTRACE_SEIZE) with these options; errno. EINTR after five seconds on a thread of
+// trace_on_own_thread(), for which SIGRTMAX - 2 gets a handler if it has none; on others it waits.
 long seize(Tid thread, long options);
 
 }  // namespace proc
