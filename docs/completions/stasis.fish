@@ -129,7 +129,7 @@ complete -c stasis -n '__stasis_verb dump' -l attach -d 'bring the agent first t
 complete -c stasis -n '__stasis_verb dump' -l watch -x -d 'with --attach: how long to watch the programs for CUDA graphs that they instantiated before [500ms]'
 complete -c stasis -n '__stasis_verb dump' -l graphs-are-safe -d 'with --attach: no CUDA graph of the programs has a copy from or to the host in it: do not watch them'
 complete -c stasis -n '__stasis_verb dump' -l host-memory -x -a 'auto criu parallel' -d 'by whom large host memory is moved [auto]'
-complete -c stasis -n '__stasis_verb dump' -l pre-copy -x -a 'auto on off' -d 'with --leave-running: copy large host memory while the job runs, and only what has changed since while it stands still [auto]'
+complete -c stasis -n '__stasis_verb dump' -l pre-copy -x -a 'auto on off' -d 'with --leave-running: copy large host memory, and before a job\'s first save GPU memory, while the job runs, and only what has changed since while it stands still [auto]'
 complete -c stasis -n '__stasis_verb dump' -l criu -r -F -d 'the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]'
 complete -c stasis -n '__stasis_verb dump' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb dump' -s v -l verbose -d 'say more: phases and times'

@@ -1,7 +1,8 @@
 // A request to stop, made from outside (a signal, a time limit, want of memory) and looked at
 // between steps.
 //
-// The library never installs signal handlers; src/cli does and sets the flag. Thread-safe.
+// The library installs no handlers for signals that ask to stop; src/cli does and sets the flag.
+// Thread-safe.
 #pragma once
 
 #include <atomic>

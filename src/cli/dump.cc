@@ -180,8 +180,8 @@ Verb add_dump(CLI::App& app) {
                                     : when == "off" ? Precopy::kNever
                                                     : Precopy::kAutomatic;
           },
-          "with --leave-running: copy large host memory while the job runs, and only what has "
-          "changed since while it stands still [auto]")
+          "with --leave-running: copy large host memory, and before a job's first save GPU memory, "
+          "while the job runs, and only what has changed since while it stands still [auto]")
       ->check(one_of({"auto", "on", "off"}));
   add_criu_path(*command, options->dump.criu_path);
   add_criu_dump_options(*command, options->dump.criu);

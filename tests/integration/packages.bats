@@ -131,7 +131,7 @@ demo_runs() {
   run "$@" env TMPDIR="$scratch" "$ROOT/usr/share/stasis/tools/demo" --simulated --no-setup
   assert_equal "$status" 0 "status of: $output"
   assert_contains "$output" "It counted from 101 to 104, and lost nothing."
-  assert_contains "$output" "The programs are in $ROOT/usr/bin;"
+  assert_contains "$output" "The programs are in $ROOT/usr/bin. To go on"
   [[ $output != *"$STASIS_BUILD"* ]]
   assert_equal "$(ls -A "$scratch")" "" "left behind"
 }

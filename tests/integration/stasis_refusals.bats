@@ -142,7 +142,7 @@ time.sleep(60)' "$file" 3>&- &
   two_below() { (($(children_of $! | wc -l) == 2)); }
   wait_until 60 two_below
   refused 4 not-cuda suspend $!
-  assert_contains "$err" "2 below it"
+  assert_contains "$err" "what is below it (2)"
   nothing_left
 }
 
