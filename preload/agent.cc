@@ -24,6 +24,7 @@
 #include "exported_fds.h"
 #include "gate.h"
 #include "intercept.h"
+#include "ipc_broker.h"
 #include "managed.h"
 #include "session.h"
 #include "sharing.h"
@@ -120,6 +121,7 @@ bool make_page() {
   page->bytes = sizeof(ControlPage);
   page->pid = ::getpid();
   page->copied_ahead = direct::CopiedAhead::kNo;
+  page->services = services_made();
   heed_copy_ahead(&page->copied_ahead);
   page->origin = is_attached() ? direct::AgentOrigin::kHooked : direct::AgentOrigin::kStarted;
   g_page.store(page);
@@ -145,6 +147,10 @@ void Agent::start() {
 void Agent::start_with_import() {
   start();
   if (auto* page = g_page.load()) add_shared(page->share_count);
+}
+
+void Agent::note_services(std::uint32_t made) {
+  if (auto* page = g_page.load()) __atomic_store_n(&page->services, made, __ATOMIC_RELAXED);
 }
 
 void Agent::start_with_managed() {

@@ -1,6 +1,8 @@
 // The agent's thread, its page, and what it does when a tool asks (include/abi/agent_protocol.h).
 #pragma once
 
+#include <cstdint>
+
 namespace stasis::preload {
 
 class Agent {
@@ -14,6 +16,8 @@ class Agent {
   // The same for managed memory, and at any change of how much there is.
   static void start_with_managed();
   static void note_managed();
+  // So many sockets has it made on which others ask for memory.
+  static void note_services(std::uint32_t made);
 };
 
 }  // namespace stasis::preload

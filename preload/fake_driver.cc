@@ -622,6 +622,7 @@ void Agent::start() {}
 void Agent::start_with_import() {}
 void Agent::start_with_managed() {}
 void Agent::note_managed() {}
+void Agent::note_services(std::uint32_t) {}
 SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
     : address_(address), bytes_(bytes) {
   if (g_fake.can_be_steered) g_fake.steered = address_;

@@ -19,6 +19,7 @@
 
 #include "abi/agent_protocol.h"
 #include "abi/descriptor_message.h"
+#include "agent.h"
 #include "gate.h"
 #include "intercept.h"
 #include "thread.h"
@@ -156,6 +157,7 @@ struct Service {
   std::vector<std::uint64_t> former_tokens;
   std::uint64_t last_share = 0;
 };
+std::atomic<std::uint32_t> g_services_made{0};
 Service& service() {
   static auto* made = new Service;
   return *made;
@@ -313,8 +315,10 @@ bool have_service() {
   mine.token = token;
   mine.listening = fd;
   if (::bind(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size) == 0 &&
-      ::listen(fd, kBacklog) == 0 && start_thread(&serve, nullptr))
+      ::listen(fd, kBacklog) == 0 && start_thread(&serve, nullptr)) {
+    Agent::note_services(++g_services_made);
     return true;
+  }
   ::close(fd);
   mine.token = 0;
   return false;
@@ -414,6 +418,8 @@ std::optional<ShareKey> key_of_descriptor(int fd) {
     return std::nullopt;
   return content.key;
 }
+
+std::uint32_t services_made() { return g_services_made; }
 
 std::vector<ShareKey> keys_of_own(const Physical& physical) {
   std::vector<ShareKey> keys;
@@ -542,6 +548,7 @@ void forget_service_after_fork() {
   for (const auto& connection : mine.connections)
     if (is_connection(connection.fd, mine.token)) ::close(connection.fd);
   mine = Service{};
+  g_services_made = 0;
 }
 
 }  // namespace stasis::preload

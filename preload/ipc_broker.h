@@ -34,6 +34,8 @@ bool is_own_locked(const ShareKey& key);  // with the tables locked
 // if the program has closed the socket in between, and so made another necessary: what others have
 // imported is known to them by the first. With the tables locked.
 std::vector<ShareKey> keys_of_own(const Physical& physical);
+// How many sockets this process has made for that, one after the other.
+std::uint32_t services_made();
 // Gives a connection of this process's to an owner a name again, by which tools see in
 // /proc/net/unix who has memory of that owner's, also when that has ended: CRIU leaves it out.
 void name_connection(int connection, std::uint64_t service);

@@ -14,6 +14,7 @@
 #include "exported_fds.h"
 #include "host_reserve.h"
 #include "intercept.h"
+#include "ipc_broker.h"
 #include "managed.h"
 #include "sharing.h"
 
@@ -150,6 +151,7 @@ bool Session::rejoin_file() {
   page_.segment_bytes = segment_bytes_;
   page_.pinned_count = g_pinned.count;
   page_.detached_count = detached_count();
+  page_.services = services_made();
   count_shared(page_.share_count);
   write_managed_areas(page_.managed_areas, g_forks_pass);
   set_buffer(buffer_address_, buffer_bytes_);

@@ -194,7 +194,9 @@ struct ControlPage {
   std::atomic<std::uint32_t> abandoned;
   std::uint64_t arguments[2];
   std::atomic<CopiedAhead> copied_ahead;
-  std::uint32_t unused;
+  // Sockets on which the agent has ever listened for those that want memory. If the process has
+  // fewer, the program has closed some, and may still have what it gave out there.
+  std::uint32_t services;
   // Of so many MiB of device memory a tool has seen that less than half is zeros: it is not worth
   // it to look again before there is much more. 0: not known. Written by tools.
   std::atomic<std::uint32_t> few_zeros;

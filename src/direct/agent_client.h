@@ -100,6 +100,9 @@ class AgentClient {
   // also if the agent does not answer, or not yet, or cannot be reached. The driver would lose the
   // process.
   static bool says_it_shares(Pid pid);
+  // On how many sockets the agent has ever listened for those that want memory of the process's; 0
+  // if there is no agent, or it cannot be seen.
+  static std::uint32_t services_of(Pid pid);
   // Whether there is an agent, and no way to it: its program has closed the descriptor of its page.
   static bool is_out_of_reach(Pid pid);
   // Writes down, for those who look later, that the driver is about to hold the process. Where

@@ -174,8 +174,12 @@ Result<std::optional<AgentClient::Seen>> AgentClient::see(Pid pid, int access) {
   return std::optional<Seen>();
 }
 
-bool AgentClient::says_it_shares(Pid pid) {
-  // By its mapping: the program may have closed the descriptor.
+namespace {
+
+// Whether that is so of the agent's page, which is found by its mapping: the program may have
+// closed the descriptor.
+template <class Says>
+bool any_page(Pid pid, const Says& says) {
   const auto space = proc::AddressSpace::open(pid);
   const auto mappings = proc::ProcFs().mappings(pid);
   if (!space || !mappings) return false;
@@ -185,9 +189,25 @@ bool AgentClient::says_it_shares(Pid pid) {
     if (!space->read(mapping.start, bytes, sizeof bytes)) return false;
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     // The magic comes when the agent's thread has begun to listen.
-    return page.version == kAgentVersion && page.bytes == sizeof(ControlPage) &&
-           (page.share_count != 0 || page.driver_share_count != 0 || page.multicast_count != 0);
+    return page.version == kAgentVersion && page.bytes == sizeof(ControlPage) && says(page);
   });
+}
+
+}  // namespace
+
+bool AgentClient::says_it_shares(Pid pid) {
+  return any_page(pid, [](const ControlPage& page) {
+    return page.share_count != 0 || page.driver_share_count != 0 || page.multicast_count != 0;
+  });
+}
+
+std::uint32_t AgentClient::services_of(Pid pid) {
+  std::uint32_t services = 0;
+  (void)any_page(pid, [&](const ControlPage& page) {
+    services = page.services;
+    return true;
+  });
+  return services;
 }
 
 Result<std::optional<ProbedAgent>> AgentClient::probe(Pid pid) {

@@ -68,19 +68,46 @@ Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owne
   return heirs;
 }
 
+namespace {
+
+std::string listed(const std::vector<SharingProcess>& processes) {
+  std::string text;
+  for (const SharingProcess& one : processes)
+    text += fmt::format("{} process {} ({})", text.empty() ? ":" : ",", one.pid.value, one.name);
+  return text;
+}
+
+// That it has ended is seen by its sockets, which a program may close, too.
+Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessShares>& processes,
+                                const std::set<Pid>& among_them) {
+  const auto orphan = std::find_if(heirs.begin(), heirs.end(), [&](const auto& entry) {
+    return find_owners(processes[entry.second].pid, {entry.first[0]}).empty();
+  });
+  if (orphan == heirs.end()) return {};
+  const auto silent = find_silent_owners(among_them);
+  if (silent.empty()) return {};
+  return fail(refusal(
+      {"imported-memory", Severity::kRed, processes[orphan->second].pid,
+       fmt::format("GPU memory whose owner cannot be reached, and that a process which is not in "
+                   "the tree, and has closed the sockets of its agent, may still have{}",
+                   listed(silent)),
+       "name the process that both are below, or try again when the other has ended",
+       Override::kIgnoreObstacles}));
+}
+
+}  // namespace
+
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes) {
   std::set<Pid> among_them;
   for (const ProcessShares& process : processes)
     among_them.insert(process.pid);
+  STASIS_TRY(check_owners_ended(heirs, processes, among_them));
   std::set<std::uint64_t> checked;
   for (const auto& [id, heir] : heirs) {
     if (!checked.insert(id[0]).second) continue;
     STASIS_TRY_ASSIGN(const auto holders, find_holders(processes[heir].pid, id[0], among_them));
     if (holders.outside == 0) continue;
-    std::string named;
-    for (const SharingProcess& one : holders.named)
-      named +=
-          fmt::format("{} process {} ({})", named.empty() ? ":" : ",", one.pid.value, one.name);
+    const std::string named = listed(holders.named);
     return fail(refusal(
         {"exported-memory", Severity::kRed, processes[heir].pid,
          fmt::format("GPU memory whose owner has ended or has freed it, and that another process, "

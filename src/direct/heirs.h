@@ -32,7 +32,8 @@ Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owne
 
 // kNotSupported if a process that is not among these has memory of the same owner's, too, and would
 // be left with another copy of it: seen by its connection to that, in the network namespace in
-// which the heir is.
+// which the heir is. Also if one of them may be an owner that seems to have ended, because its
+// program has closed the sockets of its agent.
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes);
 
 // With all gates closed: the heirs save what they inherit. Before that the agents of all that have

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "abi/agent_protocol.h"
+#include "direct/agent_client.h"
 #include "proc/unix_peers.h"
 
 namespace stasis {
@@ -58,6 +59,31 @@ Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set
       connections.erase(inode);
   }
   return Holders{connections.size(), processes_with(connections)};
+}
+
+std::vector<SharingProcess> find_silent_owners(const std::set<Pid>& members) {
+  const proc::ProcFs procfs;
+  std::vector<SharingProcess> out;
+  const auto all = procfs.all();
+  if (!all) return out;
+  const std::size_t length_of_name = name_of(0).size();
+  const std::string prefix = name_of(0).substr(0, sizeof direct::kShareSocket);
+  for (const proc::ProcessInfo& info : *all) {
+    if (members.contains(info.pid)) continue;
+    const std::uint32_t made = direct::AgentClient::services_of(info.pid);
+    if (made == 0) continue;
+    const auto sockets = procfs.unix_sockets(info.pid);
+    const auto inodes = procfs.socket_inodes(info.pid);
+    if (!sockets || !inodes) continue;
+    const std::set<std::uint64_t> own(inodes->begin(), inodes->end());
+    const auto listening =
+        std::count_if(sockets->begin(), sockets->end(), [&](const proc::UnixSocket& socket) {
+          return socket.listens && socket.path.size() == length_of_name &&
+                 socket.path.starts_with(prefix) && own.contains(socket.inode);
+        });
+    if (static_cast<std::uint32_t>(listening) < made) out.push_back({info.pid, info.comm});
+  }
+  return out;
 }
 
 std::vector<SharingProcess> find_users(Pid owner, std::uint64_t service) {

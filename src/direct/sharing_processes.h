@@ -30,6 +30,10 @@ struct Holders {
 // In the network namespace of `importer`. Errors as of ProcFs::unix_sockets().
 Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members);
 
+// Processes besides the members that may own memory and that no socket tells of any more: their
+// programs have closed one on which their agents listened. Without those that cannot be seen.
+std::vector<SharingProcess> find_silent_owners(const std::set<Pid>& members);
+
 // Those that are connected to the owner by that number; none where that is in another network
 // namespace than this process.
 std::vector<SharingProcess> find_users(Pid owner, std::uint64_t service);

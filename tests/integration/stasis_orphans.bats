@@ -96,3 +96,18 @@ start_orphans() {
     kill -9 "$TARGET" "${CHILDREN[@]}"
   done
 }
+
+@test "memory of a process of another tree that has closed its sockets is not taken for memory that outlives its owner" {
+  start_orphans closes 1
+  # Its agent sees that it has none any more when its wait for them begins anew.
+  kill -STOP "${CHILDREN[0]}"
+  wait_until 10 grep -q "^State:.T" "/proc/${CHILDREN[0]}/status"
+  kill -CONT "${CHILDREN[0]}"
+  target_goes_on
+  refused 8 not-supported suspend "${CHILDREN[1]}"
+  assert_contains "$err" "may still have: process ${CHILDREN[0]} (python3)"
+  target_goes_on
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
