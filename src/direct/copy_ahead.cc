@@ -103,9 +103,12 @@ Result<void> CopyAhead::run(const Environment& env, MoverLease& mover, ImageCont
                                 Clock::now() + kSlowDisk * direct::copy_time(bytes_));
   watch.request_stop();
   watch.join();
+  const bool any_ended =
+      std::any_of(agents_->begin(), agents_->end(),
+                  [](const AgentClient& agent) { return !agent.pidfd().alive(); });
   end();
   STASIS_TRY(env.interrupt.check());
-  if (copied) return {};
+  if (copied || any_ended) return {};
   if (!frees) return fail(of_mover(std::move(copied.error()), true));
   env.tell(
       "the program has freed GPU memory while that was copied ahead: the rest is copied while the "

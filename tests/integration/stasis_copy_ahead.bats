@@ -79,3 +79,16 @@ restored_goes_on() {
   [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]
   target_goes_on
 }
+
+@test "of a program that is killed while its GPU memory is copied ahead, that is said, and there is no image" {
+  start_under_agent memory --size 96M --pause-ms 5
+  (STASIS_SIM_FAULTS=$SLOWLY exec setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on >"$BATS_TEST_TMPDIR/said" 2>&1 3>&-) &
+  local tool=$! status=0
+  sleep 0.8
+  kill -KILL "$TARGET"
+  wait "$tool" || status=$?
+  ((status == 3))
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "has ended meanwhile"
+  [[ $(<"$BATS_TEST_TMPDIR/said") != *"has freed GPU memory"* ]]
+  [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]
+}
