@@ -122,9 +122,13 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
 Result<void> let_inherit(AgentSet& agents, const std::vector<ProcessShares>& processes,
                          const Heirs& heirs) {
   std::map<Pid, std::uint64_t> bytes;
-  for (const auto& [id, heir] : heirs)
-    for (const Share& share : processes[heir].shares)
-      if (share.id == id) bytes[processes[heir].pid] += share.bytes;
+  // One that has imported a piece several times saves it once.
+  for (const auto& [id, heir] : heirs) {
+    const auto& shares = processes[heir].shares;
+    const auto piece = std::find_if(shares.begin(), shares.end(),
+                                    [id = id](const Share& share) { return share.id == id; });
+    bytes[processes[heir].pid] += piece->bytes;
+  }
   for (const auto& [pid, needed] : bytes) {
     if (needed <= room_on_host(pid)) continue;
     return fail(ErrorCode::kOutOfHostMemory,

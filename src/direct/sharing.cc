@@ -285,17 +285,22 @@ Result<std::vector<ProcessShares>> ask_for_settled_shares(AgentSet& agents,
 
 namespace {
 
-// All of them give up what they have of others. What an heir has saved becomes its own.
-Result<void> let_give_up(AgentSet& agents, const DriverThreads& threads) {
-  std::vector<AgentClient*> asked;
+std::vector<AgentClient*> sharers(AgentSet& agents) {
+  std::vector<AgentClient*> out;
+  for (AgentClient& agent : agents)
+    if (agent.share_count() != 0) out.push_back(&agent);
+  return out;
+}
+
+// These give up what they have of others. What an heir has saved becomes its own.
+Result<void> let_give_up(AgentSet& agents, const std::vector<AgentClient*>& asked,
+                         const DriverThreads& threads) {
   Stillness still;
   for (AgentClient& agent : agents)
     STASIS_TRY(still.keep(agent, threads));
-  for (AgentClient& agent : agents) {
-    if (agent.share_count() == 0 || agent.state() != AgentState::kClosed) continue;
-    agent.begin(AgentCommand::kDetach, agent.managed_areas() == 0 ? 0 : room_on_host(agent.pid()));
-    asked.push_back(&agent);
-  }
+  for (AgentClient* agent : asked)
+    agent->begin(AgentCommand::kDetach,
+                 agent->managed_areas() == 0 ? 0 : room_on_host(agent->pid()));
   if (!asked.empty()) fault_only(FaultPoint::kDirectReplacing);
   Result<void> done;
   for (AgentClient* agent : asked) {
@@ -314,7 +319,7 @@ Result<void> detach_all(AgentSet& agents, const DriverThreads& threads) {
   STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents));
   STASIS_TRY_ASSIGN(const auto owners, owners_of(shares));
   STASIS_TRY(let_inherit(agents, shares, find_heirs(shares, owners)));
-  return let_give_up(agents, threads);
+  return let_give_up(agents, sharers(agents), threads);
 }
 
 namespace {
@@ -339,7 +344,10 @@ Result<void> finish_inheritance(AgentSet& agents, const DriverThreads& threads) 
   const auto heirs = find_heirs(shares, owners);
   if (heirs.empty() && !any_heir) return {};
   STASIS_TRY(let_inherit(agents, shares, heirs));
-  return let_give_up(agents, threads);
+  // Those whose own memory was taken out had given all this up before.
+  auto asked = sharers(agents);
+  std::erase_if(asked, [](const AgentClient* one) { return one->state() != AgentState::kClosed; });
+  return let_give_up(agents, asked, threads);
 }
 
 Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
