@@ -21,6 +21,7 @@ start_under_agent() {
 }
 # ahead [OPTION...]
 ahead() { capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on "$@"; }
+is_not_copied_ahead() { ! python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead; }
 has_ahead() { [[ $(json '[p["name"] for p in d["phases"]]') == *"GPU pre-copy"* ]]; }
 restored_goes_on() {
   kill -KILL "$TARGET"
@@ -68,12 +69,14 @@ restored_goes_on() {
   ((status != 0))
   assert_contains "$err" "as it was"
   target_goes_on
-  # The mover has the memory, and one thread waits to give some of it back.
-  STASIS_SIM_FAULTS="transfer:hang" setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on >/dev/null 2>&1 3>&- &
+  # The mover has the memory, and the program's threads wait to give some of it back.
+  STASIS_SIM_FAULTS=transfer:delay=300ms setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on \
+    >/dev/null 2>&1 3>&- &
   local tool=$!
-  sleep 1
+  wait_until 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead
   kill -KILL "$tool"
   wait "$tool" || true
+  wait_until 5 is_not_copied_ahead
   target_goes_on
   done_by recover --all
   [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]

@@ -11,6 +11,15 @@ setup() {
 }
 teardown() { end_stasis; }
 
+# dump_and_restore DIR
+dump_and_restore() {
+  done_by dump "$TARGET" --images-dir "$1"
+  wait "$TARGET" || true
+  done_by restore --images-dir "$1" --detach
+  at_end_kill "$TARGET"
+  target_goes_on
+}
+
 started=0
 # start_orphans WAY COUNT: sets TARGET to the parent, and CHILDREN.
 start_orphans() {
@@ -42,11 +51,7 @@ start_orphans() {
   local way
   for way in ends frees; do
     start_orphans "$way" 2
-    done_by dump "$TARGET" --images-dir "$image.$way"
-    wait "$TARGET" || true
-    done_by restore --images-dir "$image.$way" --detach
-    at_end_kill "$TARGET"
-    target_goes_on
+    dump_and_restore "$image.$way"
     done_by suspend "$TARGET"
     done_by resume "$TARGET"
     target_goes_on
@@ -67,11 +72,7 @@ start_orphans() {
 @test "the same when all of them were restored since" {
   need_root "CRIU"
   start_orphans ends 2
-  done_by dump "$TARGET" --images-dir "$image"
-  wait "$TARGET" || true
-  done_by restore --images-dir "$image" --detach
-  at_end_kill "$TARGET"
-  target_goes_on
+  dump_and_restore "$image"
   refused 8 not-supported suspend "${CHILDREN[1]}"
   assert_contains "$err" "has, too: process ${CHILDREN[0]} (python3)"
   target_goes_on
