@@ -202,8 +202,11 @@ bool AgentClient::says_it_shares(Pid pid) {
 }
 
 std::uint32_t AgentClient::services_of(Pid pid) {
+  const auto details = proc::ProcFs().details(pid);
   std::uint32_t services = 0;
+  // A tool that is at work has its program's page mapped, too.
   (void)any_page(pid, [&](const ControlPage& page) {
+    if (!details || page.pid != details->ns_pid) return false;
     services = page.services;
     return true;
   });

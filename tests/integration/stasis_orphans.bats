@@ -78,6 +78,24 @@ start_orphans() {
   target_goes_on
 }
 
+# Which has the pages of its job's agents in its memory.
+@test "a tool that is at work on another job is not taken for an owner that has closed its sockets" {
+  local first tool
+  LD_PRELOAD=$agent start_target collective --children 2 --size 256K --pause-ms 2 --sharing
+  first=$TARGET
+  STASIS_FAULT=direct.closed:stop stasis suspend "$first" >/dev/null 2>&1 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q "^State:.T" "/proc/$tool/status"
+  start_orphans ends 2
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  kill -CONT "$tool"
+  wait "$tool"
+  done_by resume "$first"
+}
+
 @test "a tool that is killed, or fails, when one process has saved what outlives its owner leaves a job that goes on" {
   local way
   for way in ends frees; do
