@@ -304,12 +304,18 @@ class InsideCall {
       std::this_thread::sleep_for(pause);
       STASIS_TRY(inside_.space_.read(lot_.data, &answer.block, sizeof answer.block));
       if (is_over(answer.block)) break;
-      if (Clock::now() < deadline) continue;
-      if (cancelled) return fail(still_inside());
-      cancelled = true;
-      deadline = Clock::now() + kGoingAway;
-      const std::uint32_t yes = 1;
-      STASIS_TRY(inside_.space_.write(lot_.data + offsetof(InsideBlock, cancel), &yes, sizeof yes));
+      // SIGSTOP stops the tool's threads with the program's own.
+      auto runs = pause < kLongestPause ? Result<void>() : check_runs(pid_);
+      if (runs && Clock::now() < deadline) continue;
+      if (!std::exchange(cancelled, true)) {
+        const std::uint32_t yes = 1;
+        STASIS_TRY(
+            inside_.space_.write(lot_.data + offsetof(InsideBlock, cancel), &yes, sizeof yes));
+        deadline = Clock::now() + kGoingAway;
+        if (runs) continue;
+      }
+      if (runs) return fail(still_inside());
+      return fail(std::move(runs.error()));
     }
     const auto first = static_cast<InsideState>(answer.block.first_state);
     if (first == InsideState::kDone &&

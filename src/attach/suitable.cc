@@ -63,13 +63,21 @@ Result<void> check_threads(Pid pid) {
 
 }  // namespace
 
-Result<void> check_process(Pid pid, const proc::ProcessInfo& info) {
+Result<void> check_runs(const proc::ProcessInfo& info) {
   if (info.has_ended())
-    return fail(ErrorCode::kZombie, fmt::format("process {} has ended", pid.value));
-  if (info.state == 'T') {
-    return fail(ErrorCode::kBusy, fmt::format("process {} is stopped by a signal", pid.value),
-                fmt::format("let it go on with `kill -CONT {}`", pid.value));
-  }
+    return fail(ErrorCode::kZombie, fmt::format("process {} has ended", info.pid.value));
+  if (info.state != 'T') return {};
+  return fail(ErrorCode::kBusy, fmt::format("process {} is stopped by a signal", info.pid.value),
+              fmt::format("let it go on with `kill -CONT {}`", info.pid.value));
+}
+
+Result<void> check_runs(Pid pid) {
+  STASIS_TRY_ASSIGN(const auto info, proc::ProcFs().process(pid));
+  return check_runs(info);
+}
+
+Result<void> check_process(Pid pid, const proc::ProcessInfo& info) {
+  STASIS_TRY(check_runs(info));
   const proc::ProcFs procfs;
   if (const auto tracer = procfs.tracer(pid)) {
     return fail(ErrorCode::kBusy,

@@ -15,6 +15,9 @@ namespace stasis::attach {
 // other credentials than those of the user who started it, a sanitizer, a 32-bit program. kZombie,
 // kProcessGone. The message says why the process is left alone.
 Result<void> check_process(Pid pid, const proc::ProcessInfo& info);
+// kBusy: it is stopped by a signal; kZombie.
+Result<void> check_runs(const proc::ProcessInfo& info);
+Result<void> check_runs(Pid pid);
 Result<void> check_mappings(const std::vector<proc::Mapping>& mappings);
 
 // The number of a thread in its innermost PID namespace; 0 if it has gone.

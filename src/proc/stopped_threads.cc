@@ -203,6 +203,11 @@ bool may_restart(Pid pid, Tid thread) {
   return filters && let_pass(*filters, call_of(SYS_restart_syscall));
 }
 
+// A call that was interrupted before it had done anything.
+bool is_to_be_made_again(std::int64_t answer) {
+  return answer == kRestartSys || answer == kRestartNoIntr || answer == kRestartNoHand;
+}
+
 void set_dispatch(Tid thread, SystemCallDispatch dispatch) {
   (void)::ptrace(static_cast<__ptrace_request>(kSetDispatch), thread.value,
                  as_pointer(sizeof dispatch), &dispatch);
@@ -409,40 +414,64 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
   regs.r10 = values[3];
   regs.r8 = values[4];
   regs.r9 = values[5];
-  STASIS_TRY(set_registers(thread, regs));
-  // To its entry, then to its exit. Not by single steps: a tracer that is killed leaves the step
-  // armed, and the trap that no tracer takes any more ends the program.
-  STASIS_TRY(run_to_call_stop(thread));
-  const bool is_ours = is_at_entry_of(thread, instruction, number, values);
-  if (!is_ours) STASIS_TRY(skip_call(thread));
-  STASIS_TRY(run_to_call_stop(thread));
-  if (!is_ours) {
-    return fail(refusal(
-        {"parking", Severity::kRed, pid_,
-         fmt::format("thread {} of process {} was to make a system call for the tool and began "
-                     "another one, which was not made: the program changes the code that the tool "
-                     "has put into it",
-                     thread.value, pid_.value),
-         "do not trust that program"}));
-  }
-  STASIS_TRY_ASSIGN(auto after, registers(thread));
-  return static_cast<std::int64_t>(after.rax);
+  const auto deadline = Clock::now() + kStopLimit;
+  std::int64_t answer = 0;
+  do {
+    STASIS_TRY(set_registers(thread, regs));
+    // To its entry, then to its exit. Not by single steps: a tracer that is killed leaves the step
+    // armed, and the trap that no tracer takes any more ends the program.
+    STASIS_TRY(run_to_call_stop(thread));
+    const bool is_ours = is_at_entry_of(thread, instruction, number, values);
+    if (!is_ours) STASIS_TRY(skip_call(thread));
+    STASIS_TRY(run_to_call_stop(thread));
+    if (!is_ours) {
+      return fail(refusal(
+          {"parking", Severity::kRed, pid_,
+           fmt::format("thread {} of process {} was to make a system call for the tool and began "
+                       "another one, which was not made: the program changes the code that the "
+                       "tool has put into it",
+                       thread.value, pid_.value),
+           "do not trust that program"}));
+    }
+    STASIS_TRY_ASSIGN(const auto after, registers(thread));
+    answer = static_cast<std::int64_t>(after.rax);
+    // A SIGSTOP or work that waits for the thread has interrupted it: clone() says so, say.
+  } while (is_to_be_made_again(answer) && Clock::now() < deadline);
+  return answer;
 }
 
 Result<void> StoppedThreads::run_to_call_stop(Tid thread) const {
-  STASIS_TRY(request(pid_, PTRACE_SYSCALL, thread, nullptr, nullptr));
-  is_right_ = false;
+  const auto deadline = Clock::now() + kStopLimit;
+  std::uint64_t signal = 0;
+  int status = 0;
+  do {
+    STASIS_TRY(request(pid_, PTRACE_SYSCALL, thread, nullptr, as_pointer(signal)));
+    is_right_ = false;
+    STASIS_TRY_ASSIGN(status, next_stop(thread, deadline));
+    if (status >> 16 == 0 && WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) return {};
+    // Nothing holds a SIGSTOP for the program back. It has it: the thread tells then that it stops
+    // with the others, makes the call all the same, and stops when it is let go, unless a SIGCONT
+    // has come by then (which it tells, too).
+    signal = status >> 16 == 0 ? SIGSTOP : 0;
+  } while ((status >> 16 == PTRACE_EVENT_STOP || (status >> 8) == SIGSTOP) &&
+           Clock::now() < deadline);
+  return fail(ErrorCode::kInternal,
+              fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
+                          thread.value, pid_.value, status),
+              "try again; if it stays so, this is a bug to report");
+}
+
+Result<int> StoppedThreads::next_stop(Tid thread, Clock::time_point deadline) const {
   int status = 0;
   int got = 0;
   int looks = 0;
-  const auto start = Clock::now();
   while ((got = ::waitpid(thread.value, &status, __WALL | __WNOTHREAD | WNOHANG)) == 0 ||
          (got < 0 && errno == EINTR)) {
     if (++looks < kEagerLooks) {
       std::this_thread::yield();
       continue;
     }
-    if (Clock::now() - start < kStopLimit) {
+    if (Clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
       continue;
     }
@@ -451,11 +480,7 @@ Result<void> StoppedThreads::run_to_call_stop(Tid thread) const {
                 "see whether a seccomp supervisor of the process hangs");
   }
   if (got != thread.value || !WIFSTOPPED(status)) return fail(gone(pid_));
-  if (WSTOPSIG(status) == (SIGTRAP | kSyscallStop)) return {};
-  return fail(ErrorCode::kInternal,
-              fmt::format("thread {} of process {} did not execute a system call: status {:#x}",
-                          thread.value, pid_.value, status),
-              "try again; if it stays so, this is a bug to report");
+  return status;
 }
 
 // One that is at its entry.
@@ -534,7 +559,7 @@ Result<StoppedThreads::Registers> StoppedThreads::registers_to_go_on(Tid thread)
   auto regs = registers_to_stop_with(thread);
   if (!regs || !is_in_system_call(*regs)) return regs;
   const auto result = static_cast<std::int64_t>(regs->rax);
-  if (result == kRestartSys || result == kRestartNoIntr || result == kRestartNoHand) {
+  if (is_to_be_made_again(result)) {
     regs->rax = regs->orig_rax;
     regs->rip -= kSyscallLength;
   }

@@ -71,10 +71,11 @@ class StoppedThreads {
   Result<void> write(Tid thread, std::uint64_t address, std::span<const std::uint64_t> words) const;
 
   // Executes the system call instruction (0f 05) at `instruction` in `thread`, whose registers are
-  // changed by it. The call's own answer, negative for an error. No other call is made where the
-  // process has exchanged the instruction: kNotSupported. Where the process's system calls
-  // are filtered (seccomp) that is lifted for it, if we may; kNotSupported where the filter lets
-  // none of ours pass.
+  // changed by it, and whose signals the caller has blocked; a SIGSTOP, which nothing blocks, stops
+  // the others at once and this one when it is let go. The call's own answer, negative for an
+  // error. No other call is made where the process has exchanged the instruction: kNotSupported.
+  // Where the process's system calls are filtered (seccomp) that is lifted for it, if we may;
+  // kNotSupported where the filter lets none of ours pass.
   Result<std::int64_t> system_call(Tid thread, std::uint64_t instruction, std::uint64_t number,
                                    std::span<const std::uint64_t> arguments) const;
 
@@ -103,15 +104,18 @@ class StoppedThreads {
   void let_go();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   explicit StoppedThreads(const AddressSpace& space) : space_(&space), pid_(space.pid()) {}
   // That these are threads of that address space.
   Result<void> check_right() const;
   // Lets it run to the entry of its next system call, or from there to the call's exit.
   Result<void> run_to_call_stop(Tid thread) const;
+  // How a thread that was sent on has stopped, as waitpid(2) tells it.
+  Result<int> next_stop(Tid thread, Clock::time_point deadline) const;
   Result<void> skip_call(Tid thread) const;
   void prepare_to_go_on(Tid thread) const;
   Result<void> seize(std::span<const Tid> threads);
-  using Clock = std::chrono::steady_clock;
   Result<void> wait_until_stopped(Tid thread, Clock::time_point deadline, bool& ended);
 
   const AddressSpace* space_;

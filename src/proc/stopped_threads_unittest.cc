@@ -155,6 +155,70 @@ TEST(StoppedThreads, ASystemCallOfOursIsMadeInSpiteOfDispatch) {
   EXPECT_EQ(after->state, 'R');
 }
 
+char state_of(Pid pid) {
+  const auto info = ProcFs().process(pid);
+  return info ? info->state : '-';
+}
+
+bool comes_to(Pid pid, char state) {
+  for (int looks = 0; looks < 5000 && state_of(pid) != state; ++looks)
+    ::usleep(1000);
+  return state_of(pid) == state;
+}
+
+// By a user, say, while the tool is at work. Its own thread takes the signal, or another one of the
+// process, which the tool has not stopped.
+class StoppedInACall : public testing::TestWithParam<bool> {};
+
+TEST_P(StoppedInACall, TheCallIsMadeAndTheProgramStaysStoppedUntilItIsToGoOn) {
+  const fakes::Child child([&] {
+    std::thread other;
+    if (GetParam()) {
+      other = std::thread([] {
+        for (;;)
+          ::pause();
+      });
+    }
+    for (;;)
+      ::pause();
+  });
+  const Pid pid = child.pid();
+  const auto space = AddressSpace::open(pid);
+  ASSERT_TRUE(space);
+  const std::size_t threads = GetParam() ? 2 : 1;
+  for (int looks = 0; looks < 5000 && ProcFs().threads(pid).size() != threads; ++looks)
+    ::usleep(1000);
+  for (const bool goes_on : {false, true}) {
+    ASSERT_TRUE(comes_to(pid, 'S'));
+    {
+      const Tid thread{pid.value};
+      auto stopped = StoppedThreads::stop(*space, thread);
+      ASSERT_TRUE(stopped) << stopped.error().to_string();
+      const auto registers = stopped->registers(thread);
+      ASSERT_TRUE(registers);
+      const auto mask = stopped->signal_mask(thread);
+      ASSERT_TRUE(mask);
+      ASSERT_TRUE(stopped->set_signal_mask(thread, kAllSignals));
+      const auto call = [&] {
+        // It is in pause(), just after the instruction.
+        const auto answer = stopped->system_call(thread, registers->rip - 2, SYS_getppid, {});
+        ASSERT_TRUE(answer) << answer.error().to_string();
+        EXPECT_EQ(*answer, ::getpid());
+      };
+      ::kill(pid.value, SIGSTOP);
+      call();
+      call();
+      if (goes_on) ::kill(pid.value, SIGCONT);
+      call();
+      EXPECT_TRUE(stopped->set_registers(thread, *registers));
+      EXPECT_TRUE(stopped->set_signal_mask(thread, *mask));
+    }
+    ASSERT_TRUE(comes_to(pid, goes_on ? 'S' : 'T')) << state_of(pid);
+    ::kill(pid.value, SIGCONT);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Threads, StoppedInACall, testing::Bool());
+
 // The kernel has it make a call for which the filter ends the program.
 TEST(StoppedThreads, OneThatMayNotRestartACallGoesOn) {
   const fakes::Child child([] {

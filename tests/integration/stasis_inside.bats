@@ -179,6 +179,7 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
 @test "a program that is stopped, traced or has ended is left alone" {
   start_program idle
   kill -STOP "$TARGET"
+  wait_until 60 grep -q "^State:[[:space:]]*T" "/proc/$TARGET/status"
   left_alone "stopped by a signal"
   kill -CONT "$TARGET"
   start_tracer
@@ -191,6 +192,31 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   wait_until 60 grep -q "^State:[[:space:]]*Z" "/proc/$TARGET/status"
   left_alone "has ended"
   ends_right
+}
+
+# SIGSTOP is what nothing holds back: a thread that makes a call for the tool has it, too.
+@test "a program that is stopped while the tool is in it stays stopped, and goes on right" {
+  local mode i tool
+  for mode in idle "load 4"; do
+    # shellcheck disable=SC2086
+    start_program $mode
+    for ((i = 0; i < 15; ++i)); do
+      timeout 60 stasis-inside --nothing --times 20 "$TARGET" >"$BATS_TEST_TMPDIR/tool.log" 2>&1 3>&- &
+      tool=$!
+      sleep "0.0$((i * 4 / 10))$((i * 4 % 10))"
+      kill -STOP "$TARGET"
+      status=0
+      wait "$tool" || status=$?
+      # Left alone from then on, and that is said; or it was done.
+      if ((status != 0)); then
+        assert_equal "$status" 3
+        assert_contains "$(<"$BATS_TEST_TMPDIR/tool.log")" "busy: "
+      fi
+      wait_until 60 grep -q "^State:[[:space:]]*T" "/proc/$TARGET/status"
+      kill -CONT "$TARGET"
+    done
+    ends_right
+  done
 }
 
 @test "a program that waits for a child of vfork, or becomes another one, is not harmed" {
