@@ -61,7 +61,11 @@ refused_by() {
 }
 
 # json EXPRESSION: of $out, which must be one JSON object; Python's words, the object is d.
-json() { python3 -IS -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out"; }
+json() {
+  python3 -IS -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out" && return
+  printf 'of: %s\n' "$out" >&2
+  return 1
+}
 
 # The bytes through which a tool that runs copies GPU memory.
 ring_of() {
