@@ -114,7 +114,7 @@ start_container() {
   make_bundle "$@"
   engine run --detach --bundle "$bundle" --pid-file "$BATS_TEST_TMPDIR/pid" "$name" \
     >/dev/null 2>"$BATS_TEST_TMPDIR/log"
-  TARGET=$(cat "$BATS_TEST_TMPDIR/pid")
+  TARGET=$(<"$BATS_TEST_TMPDIR/pid")
 }
 start_counter() {
   start_container stasis-counter --gpu-memory 32M
@@ -137,8 +137,8 @@ restore() {
   status=0 out='' err=''
   engine restore --detach --bundle "$bundle" --image-path "$image" --work-path "$BATS_TEST_TMPDIR/logs" \
     --pid-file "$BATS_TEST_TMPDIR/pid" "$@" "$name" >/dev/null 2>"$BATS_TEST_TMPDIR/log" || status=$?
-  err=$(cat "$BATS_TEST_TMPDIR/log")
-  TARGET=$(cat "$BATS_TEST_TMPDIR/pid")
+  err=$(<"$BATS_TEST_TMPDIR/log")
+  TARGET=$(<"$BATS_TEST_TMPDIR/pid")
 }
 succeeded() {
   ((status == 0)) && return

@@ -697,7 +697,7 @@ close_folders() {
 
 @test "stuck: criu is killed when all is written" {
   start_tree --size 8M
-  script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
+  script post-dump 'p=$$; until [ "$(<"/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
   criu dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
   ((status != 0))
   wait_until 60 in_state checkpointed "${CHILDREN[@]}"
@@ -707,7 +707,7 @@ close_folders() {
 
 @test "stuck: criu is killed when it has stopped the processes to end them" {
   start_tree --size 8M
-  script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
+  script post-dump 'p=$$; until [ "$(<"/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
   criu dump --tree "$TARGET" --action-script "$BATS_TEST_TMPDIR/script"
   wait_until 60 in_state checkpointed "${CHILDREN[@]}"
   # As the plugin does it, a moment later than any script can come in between.
@@ -821,7 +821,7 @@ start_ranks() {
 
 @test "stuck: criu is killed when it has stopped ranks to end them" {
   start_ranks 2
-  script post-dump 'p=$$; until [ "$(cat "/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
+  script post-dump 'p=$$; until [ "$(<"/proc/$p/comm")" = criu ]; do p=$(ps -o ppid= -p $p | tr -d " "); done; kill -KILL "$p"'
   criu dump --tree "$TARGET" --network-lock skip --action-script "$BATS_TEST_TMPDIR/script"
   wait_until 60 in_state checkpointed "${CHILDREN[@]}"
   kill -STOP "${CHILDREN[@]}"

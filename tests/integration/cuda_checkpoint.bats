@@ -57,7 +57,7 @@ os_failed='"OS call failed or operation not supported on this OS"'
 # A number that no process has.
 unused_pid() {
   local pid
-  pid=$(($(cat /proc/sys/kernel/pid_max) - 3))
+  pid=$(($(</proc/sys/kernel/pid_max) - 3))
   while [[ -e /proc/$pid ]]; do pid=$((pid - 1)); done
   echo "$pid"
 }
@@ -74,7 +74,7 @@ print(pid, flush=True)
 time.sleep(600)' </dev/null >"$BATS_TEST_TMPDIR/zombie" 2>&1 3>&- &
   echo $! >>"$targets"
   wait_until 60 test -s "$BATS_TEST_TMPDIR/zombie"
-  ZOMBIE=$(cat "$BATS_TEST_TMPDIR/zombie")
+  ZOMBIE=$(<"$BATS_TEST_TMPDIR/zombie")
 }
 
 # A target whose GPU is never idle: one kernel of ten seconds after the other, and the first of them under way.
@@ -404,7 +404,7 @@ for i in range(count.value):
 
 # catches_signals PID: the utility has begun, and SIGINT does not just end it any more.
 catches_signals() {
-  [[ $(cat "/proc/$1/comm") == cuda-checkpoint ]] && ((16#$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status") & 2))
+  [[ $(<"/proc/$1/comm") == cuda-checkpoint ]] && ((16#$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status") & 2))
 }
 
 @test "a signal while toggle waits for the GPU leaves the process running" {
@@ -421,7 +421,7 @@ catches_signals() {
     status=0
     wait "$tool" || status=$?
     assert_equal "$status" "$expected" "status"
-    assert_contains "$(cat "$BATS_TEST_TMPDIR/toggle")" "stopped by signal"
+    assert_contains "$(<"$BATS_TEST_TMPDIR/toggle")" "stopped by signal"
     in_state running
     # A locked one would get no further than to the end of its kernel.
     wait_until 60 target_is_past "$(target_round)"

@@ -14,7 +14,7 @@ teardown() {
   end_stasis
   # CRIU leaves the second where it was asked by itself; others' are not for us to remove.
   [[ -z $(compgen -G "$BATS_TEST_TMPDIR/criu-*") ]] || rm -f /dev/shm/sem.stasis-doctor-* /dev/shm/link_remap.*
-  [[ ! -e $BATS_TEST_TMPDIR/cgroup ]] || wait_until 60 rmdir "$(cat "$BATS_TEST_TMPDIR/cgroup")"
+  [[ ! -e $BATS_TEST_TMPDIR/cgroup ]] || wait_until 60 rmdir "$(<"$BATS_TEST_TMPDIR/cgroup")"
   [[ ! -e $BATS_TEST_TMPDIR/huge-pages ]] || cat "$BATS_TEST_TMPDIR/huge-pages" >/proc/sys/vm/nr_hugepages
 }
 
@@ -360,7 +360,7 @@ light_of() {
 # criu_dumps NAME [ARGUMENT...]: plain CRIU does it, with that child alone.
 criu_dumps() {
   local images=$BATS_TEST_TMPDIR/criu-$1 pid
-  pid=$(cat "$BATS_TEST_TMPDIR/pid-$1")
+  pid=$(<"$BATS_TEST_TMPDIR/pid-$1")
   shift
   rm -rf "$images"
   mkdir "$images"
@@ -496,7 +496,7 @@ END
     criu_dumps "$name"
   done
   criu_dumps terminal --shell-job
-  capture stasis doctor "$(cat "$BATS_TEST_TMPDIR/pid-no_users")" --no-trial --json
+  capture stasis doctor "$(<"$BATS_TEST_TMPDIR/pid-no_users")" --no-trial --json
   assert_equal "$(lights user-namespace)" red
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "MPTCP"
@@ -591,7 +591,7 @@ END
   (exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/outside.py" "$BATS_TEST_TMPDIR") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   at_end_kill $!
   wait_until 60 test -s "$BATS_TEST_TMPDIR/root"
-  TARGET=$(cat "$BATS_TEST_TMPDIR/root")
+  TARGET=$(<"$BATS_TEST_TMPDIR/root")
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
 }
@@ -662,7 +662,7 @@ END
   (exec_on_gpu bash "$BATS_TEST_TMPDIR/script" "$BATS_TEST_TMPDIR") 3>&- &
   at_end_kill $!
   wait_until 60 test -s "$BATS_TEST_TMPDIR/root"
-  TARGET=$(cat "$BATS_TEST_TMPDIR/root")
+  TARGET=$(<"$BATS_TEST_TMPDIR/root")
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
   capture stasis doctor "$TARGET" --no-trial --json
@@ -692,7 +692,7 @@ done.set()
 libc.prctl(26, 2, 0, 0, 0)
 while True: libc.pause()'
   local sem
-  sem=$(cat "$BATS_TEST_TMPDIR/sem")
+  sem=$(<"$BATS_TEST_TMPDIR/sem")
   capture stasis doctor "$TARGET" --no-trial --json
   assert_equal "$(lights sysv-semaphore)" yellow
   assert_contains "$out" "set $sem"
@@ -730,7 +730,7 @@ if libc.syscall(56, signal.SIGUSR1, 0, 0, 0, 0) == 0:  # clone
     os.close(events); open(folder + '/in.new', 'w').write(str(os.getpid())); os.rename(folder + '/in.new', folder + '/in')
     while True: time.sleep(1)
 while not os.path.exists(folder + '/in'): time.sleep(.01)"
-  at_end_kill "$(cat "$BATS_TEST_TMPDIR/in")"
+  at_end_kill "$(<"$BATS_TEST_TMPDIR/in")"
   capture stasis doctor "$TARGET" --no-trial --json
   for id in watch-flags exit-signal; do assert_equal "$(lights $id)" yellow "$id"; done
   done_by dump "$TARGET" --images-dir "$image" --leave-running
@@ -771,7 +771,7 @@ END
   echo "$TARGET" >>"$targets"
   wait_until 60 test -e "$BATS_TEST_TMPDIR/supervisor" -o -e "$BATS_TEST_TMPDIR/none"
   [[ ! -e $BATS_TEST_TMPDIR/none ]] || skip "this kernel gives no listener"
-  at_end_kill "$(cat "$BATS_TEST_TMPDIR/supervisor")"
+  at_end_kill "$(<"$BATS_TEST_TMPDIR/supervisor")"
   wait_until 60 target_is_up
   capture stasis dump "$TARGET" --images-dir "$image" --json
   assert_equal "$status $(json "d['error']['obstacles'][0]['id']")" "9 seccomp-listener"
@@ -827,7 +827,7 @@ libc.prctl(38, 1, 0, 0, 0)
 open(folder + "/number", "w").write(str(os.getpid()))
 assert libc.syscall(317, 1, 0, ctypes.byref(Program(4, ctypes.addressof(code)))) == 0'
   local program
-  program=$(cat "$BATS_TEST_TMPDIR/number")
+  program=$(<"$BATS_TEST_TMPDIR/number")
   done_by dump "$TARGET" --images-dir "$image" --leave-running
   kill -0 "$program"
   target_goes_on
@@ -857,7 +857,7 @@ os.execvp(sys.argv[1], sys.argv[1:])" stasis)
 # bats test_tags=long
 @test "semaphores in /dev/shm and huge pages are told, and red where CRIU fails" {
   local before
-  before=$(cat /proc/sys/vm/nr_hugepages)
+  before=$(</proc/sys/vm/nr_hugepages)
   echo "$before" >"$BATS_TEST_TMPDIR/huge-pages"
   echo $((before + 3)) 2>/dev/null >/proc/sys/vm/nr_hugepages || true
   start_cases 'def case_semaphore():

@@ -9,6 +9,8 @@
 # With STASIS_TEST_DRIVER=real the same tests run on the real driver of this machine; those that
 # need something that only the simulated one can do call `need_simulated` first.
 : "${STASIS_BUILD:?the build folder}"
+# shellcheck source=tests/integration/cheap_trace.bash
+source "${BASH_SOURCE[0]%/*}/cheap_trace.bash"
 
 # Gives the test its own GPUs and its own state directory, both empty.
 setup_driver() {
@@ -158,12 +160,14 @@ end_targets() {
 # Runs a command and keeps its standard output, standard error and status apart, exactly, in $out,
 # $err and $status. Trailing newlines are kept, as "$" at the end of the text would show.
 capture() {
+  local parts
   status=0
   "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
-  out=$(cat "$BATS_TEST_TMPDIR/out"; printf .)
-  out=${out%.}
-  err=$(cat "$BATS_TEST_TMPDIR/err"; printf .)
-  err=${err%.}
+  # Without the zeros in it, which no variable holds, and without a program for it.
+  mapfile -d '' -t parts <"$BATS_TEST_TMPDIR/out"
+  printf -v out %s "${parts[@]}"
+  mapfile -d '' -t parts <"$BATS_TEST_TMPDIR/err"
+  printf -v err %s "${parts[@]}"
 }
 
 # assert_equal ACTUAL EXPECTED [WHAT]

@@ -65,7 +65,7 @@ pod() {
   # As the kubelet: to the first process of the container.
   engine kill "$name" TERM
   wait "$POD" || code=$?
-  assert_equal "$code" 75 "$(cat "$BATS_TEST_TMPDIR/log-1")"
+  assert_equal "$code" 75 "$(<"$BATS_TEST_TMPDIR/log-1")"
   ((SECONDS - begun < grace))
   gpu_is_free
   pod 2

@@ -317,7 +317,7 @@ END
 # It has been running beside all others since they began.
 # bats test_tags=long
 @test "a job through three time limits" {
-  JOB=$(cat "$BATS_FILE_TMPDIR/limited")
+  JOB=$(<"$BATS_FILE_TMPDIR/limited")
   log=$BATS_FILE_TMPDIR/limited.out images=$BATS_FILE_TMPDIR/limited.images
   wait_until 300 grep -qs "goes on from $images/$JOB/000003" "$log"
   local before

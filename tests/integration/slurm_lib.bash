@@ -118,7 +118,7 @@ slurmd_timeout() {
   scontrol reconfigure
 }
 # As if it had lost its power: the daemon, its steps, and all that they have started, at once.
-kill_node() { kill -KILL "$(cat "$SLURM_DIR/$1.process")"; }
+kill_node() { kill -KILL "$(<"$SLURM_DIR/$1.process")"; }
 
 # Slurm tells its tasks the numbers of their GPUs only if those are devices; any will do.
 gpus_for_slurm() {

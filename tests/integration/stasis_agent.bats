@@ -238,10 +238,10 @@ heard() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
     [[ ! -e $go ]]
     if [[ $verb == dump* ]]; then
       ((status != 0))
-      assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" "has closed the descriptor"
+      assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "has closed the descriptor"
     else
-      assert_equal "$status" 0 "$(cat "$BATS_TEST_TMPDIR/said")"
-      assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" '"path": "driver"'
+      assert_equal "$status" 0 "$(<"$BATS_TEST_TMPDIR/said")"
+      assert_contains "$(<"$BATS_TEST_TMPDIR/said")" '"path": "driver"'
       done_by resume "$TARGET" --json
     fi
     target_goes_on
@@ -279,9 +279,9 @@ heard() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
     touch "$file"
     status=0
     wait $! || status=$?
-    assert_equal "$status" 3 "$verb ($(cat "$said"))"
+    assert_equal "$status" 3 "$verb ($(<"$said"))"
     unset STASIS_SIM_FAULTS
-    assert_contains "$(cat "$said")" "has become another program"
+    assert_contains "$(<"$said")" "has become another program"
     ((SECONDS - start < 60)) || { echo "it took $((SECONDS - start)) s" >&2; return 1; }
     target_goes_on
     cycle_by direct

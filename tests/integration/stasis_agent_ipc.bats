@@ -58,7 +58,7 @@ opened_at() {
   kill -CONT "$(pgrep -P "$tool")"
   status=0
   wait "$tool" || status=$?
-  err=$(cat "$BATS_TEST_TMPDIR/late.err")
+  err=$(<"$BATS_TEST_TMPDIR/late.err")
 }
 # stopped_below PID: its child has stopped itself.
 stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }

@@ -270,7 +270,7 @@ fails_and_both_go_on() {
   export STASIS_SIM_GPUS=1x2G
   start_pair
   local number dump
-  number=$(cat "$pair.number")
+  number=$(<"$pair.number")
   STASIS_SIM_FAULTS="checkpoint:delay=12s pid=$number; checkpoint:error=2 pid=$number" \
     stasis dump "$TARGET" --images-dir "$image" --leave-running >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   dump=$!
@@ -291,12 +291,12 @@ fails_and_both_go_on() {
   local dump=$!
   at_end_kill "$dump"
   wait_until 60 works_on_it "$dump"
-  kill -STOP "$(cat "$BATS_TEST_TMPDIR/criu-number")"
-  at_end_kill "$(cat "$BATS_TEST_TMPDIR/criu-number")"
+  kill -STOP "$(<"$BATS_TEST_TMPDIR/criu-number")"
+  at_end_kill "$(<"$BATS_TEST_TMPDIR/criu-number")"
   wait_until 60 the_drivers_has_left
   # Room for the driver's part, but not with what has stayed, nor with the other part.
   start_hog $((2048 - 384 - 100))M
-  kill -CONT "$(cat "$BATS_TEST_TMPDIR/criu-number")"
+  kill -CONT "$(<"$BATS_TEST_TMPDIR/criu-number")"
   fails_and_both_go_on "$dump"
 }
 the_drivers_has_left() { (($(gpu_used) >= 256 << 20 && $(gpu_used) < 384 << 20)); }

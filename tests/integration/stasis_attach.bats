@@ -65,7 +65,7 @@ start_program() {
 ends_right() {
   kill -TERM "$TARGET"
   wait_until 60 grep -qE "right|wrong" "$TARGET_LOG"
-  assert_contains "$(cat "$TARGET_LOG")" right
+  assert_contains "$(<"$TARGET_LOG")" right
 }
 
 # --- What comes of it

@@ -133,7 +133,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   start_target memory --size 8M
   done_by dump "$TARGET" --images-dir "$image" --leave-running --json
   [[ $(phases) == *" finish"*" sync" ]]
-  assert_contains "$(cat "$image/manifest.json")" '"sync": "disk"'
+  assert_contains "$(<"$image/manifest.json")" '"sync": "disk"'
   done_by verify "$image"
   done_by dump "$TARGET" --images-dir "$image" --leave-running --force --json
   [[ $(phases) == *" sync finish"* ]]
@@ -194,7 +194,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   dump_it --sync none --json
   assert_equal "$(json 'd["images_dir"]')" "$image"
   assert_equal "$(json "sorted(p['state'] for p in d['processes'] if p['cuda'])")" "['ended', 'ended']"
-  out=$(cat "$image/manifest.json")
+  out=$(<"$image/manifest.json")
   assert_equal "$(json 'd["root_pid"]')" "$TARGET"
   assert_equal "$(json 'len(d["processes"])')" 3
   assert_equal "$(json "[p['cuda'] for p in d['processes']]")" "[False, True, True]"
@@ -225,7 +225,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   at_end_kill "$(children_of "$TARGET")"
   dump_it
   done_by verify "$image"
-  out=$(cat "$image/manifest.json")
+  out=$(<"$image/manifest.json")
   assert_equal "$(json "d['processes'][0]['command'][-1]")" …
   assert_equal "$(json "d['processes'][0]['command'][5:8]")" "['1', '2', '3']"
   restore_it
@@ -238,16 +238,16 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   start_target memory --size 4M
   done_by dump "$TARGET" --images-dir "$image" --leave-running
   local before
-  before=$(cat "$image/manifest.json")
+  before=$(<"$image/manifest.json")
   refused 10 image-exists dump "$TARGET" --images-dir "$image" --leave-running
   assert_contains "$err" "--force"
-  assert_equal "$(cat "$image/manifest.json")" "$before"
+  assert_equal "$(<"$image/manifest.json")" "$before"
   done_by dump "$TARGET" --images-dir "$image" --leave-running --force
-  [[ $(cat "$image/manifest.json") != "$before" ]]
+  [[ $(<"$image/manifest.json") != "$before" ]]
   mkdir "$BATS_TEST_TMPDIR/precious"
   echo content >"$BATS_TEST_TMPDIR/precious/file"
   refused 10 image-exists dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/precious" --force
-  assert_equal "$(cat "$BATS_TEST_TMPDIR/precious/file")" content
+  assert_equal "$(<"$BATS_TEST_TMPDIR/precious/file")" content
   nothing_left
   target_goes_on
   dump_it --force
@@ -290,7 +290,7 @@ kill %1
 END
   (exec_on_gpu setsid bash "$script") </dev/null >"$BATS_TEST_TMPDIR/job.log" 2>&1 3>&-
   local said
-  said=$(cat "$BATS_TEST_TMPDIR/job.log")
+  said=$(<"$BATS_TEST_TMPDIR/job.log")
   assert_contains "$said" "cannot be dumped from within"
   assert_contains "$said" "status 2"
   no_image
@@ -332,7 +332,7 @@ untouched() {
   touch "$BATS_TEST_TMPDIR/go-on"
   wait "$dump" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
   wait_until 60 number_is_free
-  out=$(cat "$BATS_TEST_TMPDIR/out")
+  out=$(<"$BATS_TEST_TMPDIR/out")
   [[ $(json '{p["name"]: p["seconds"] for p in d["phases"]}["criu start"] + d["standstill_seconds"] <= d["seconds"]') == True ]]
   [[ $(json '[p["name"] for p in d["phases"]]') == *"'criu start', 'prepare', 'close', "*"'checkpoint', 'criu', 'checksums'"* ]]
   restore_it
@@ -380,7 +380,7 @@ untouched_yet() {
     status=0
     wait "$dump" || status=$?
     assert_equal "$status" $((128 + $(kill -l "$signal")))
-    wait_until 60 number_is_free "$(cat "$BATS_TEST_TMPDIR/criu-starts")"
+    wait_until 60 number_is_free "$(<"$BATS_TEST_TMPDIR/criu-starts")"
     [[ $signal == TERM ]] || done_by recover "$TARGET"
     untouched
   done
@@ -480,12 +480,12 @@ END
   script -qec "bash -i $BATS_TEST_TMPDIR/session" /dev/null </dev/null >"$BATS_TEST_TMPDIR/tty" 2>&1 3>&- &
   at_end_kill $!
   wait_until 60 target_is_up
-  TARGET=$(cat "$pidfile")
+  TARGET=$(<"$pidfile")
   at_end_kill "$TARGET"
   done_by dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "--shell-job is set"
   wait_until 60 number_is_free
-  out=$(cat "$image/manifest.json")
+  out=$(<"$image/manifest.json")
   assert_equal "$(json 'd["criu_options"]["shell_job"]')" True
   script -qec "stasis restore --images-dir $image; echo restore ended with \$?" /dev/null </dev/null \
     >"$BATS_TEST_TMPDIR/tty2" 2>&1 3>&- &

@@ -182,7 +182,7 @@ for file in grows, appended, turned: file.write('after\n'); file.flush()"
   assert_contains "$err" "$at/anew was another file than at the dump: that one is $at/anew.after-checkpoint now"
   assert_equal "$(cat "$at/job.new" "$at/grows.log" "$at/anew" "$at/turned.log")" $'round 1\nbefore\nlong\nbefore'
   assert_equal "$(cat "$at/grows.log.after-checkpoint" "$at/anew.after-checkpoint")" $'after\nnew'
-  assert_equal "$(cat "$at/appended.log")" $'before\nafter'
+  assert_equal "$(<"$at/appended.log")" $'before\nafter'
   touch "$at/go"
   wait_until 60 test -e "$at/job"
   wait_until 60 grep -q after "$at/turned.log"
@@ -330,7 +330,7 @@ while True:
   kill -INT "$RUN"
   wait "$RUN" || true
   # Each line once, in order.
-  assert_equal "$(cat "$at/train.log")" "$(seq "$(wc -l <"$at/train.log")")"
+  assert_equal "$(<"$at/train.log")" "$(seq "$(wc -l <"$at/train.log")")"
 }
 
 # lead_to FILE TARGET: in the place of FILE its user puts a link; the file is FILE.kept then.
@@ -388,5 +388,5 @@ END
   fi
   restore_it
   target_goes_on
-  assert_equal "$(cat "$secret")" "what root has"
+  assert_equal "$(<"$secret")" "what root has"
 }

@@ -133,7 +133,7 @@ took_less_than() {
   begun=$(date +%s%N) status=0
   kill -INT "$TOOL"
   wait "$TOOL" || status=$?
-  assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/out")"
+  assert_equal "$status" 130 "$(<"$BATS_TEST_TMPDIR/out")"
   took_less_than 5000
   suspend_in_vain "$TARGET" 7000
   begun=$(date +%s%N)

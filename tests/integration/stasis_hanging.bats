@@ -8,7 +8,7 @@ load stasis_lib
 setup() { setup_stasis; }
 teardown() {
   end_stasis
-  [[ ! -e $BATS_TEST_TMPDIR/shared ]] || rm -rf "$(cat "$BATS_TEST_TMPDIR/shared")"
+  [[ ! -e $BATS_TEST_TMPDIR/shared ]] || rm -rf "$(<"$BATS_TEST_TMPDIR/shared")"
 }
 
 # Given up after so long, in which every other call has to answer. Without it, the tests would take minutes.
@@ -239,13 +239,13 @@ driver_is_idle() { ! held_up; }
   echo "$TARGET" >>"$targets"
   wait_until 20 test -e "$shared/ready" -o -e "$shared/none" || { cat "$shared/log"; skip "no FUSE, or no user namespaces, for other users"; }
   [[ ! -e $shared/none ]] || skip "no FUSE here"
-  at_end_kill "$(cat "$shared/server")"
+  at_end_kill "$(<"$shared/server")"
   chmod -R a+rwX "$STASIS_SIM_DIR"
   for verb in "suspend $TARGET" ps "recover --all" "resume $TARGET"; do
     # Where it hangs, nothing but the server's end ends it.
     # shellcheck disable=SC2086
     stasis $verb </dev/null >"$shared/said" 2>&1 3>&- &
-    wait_until 20 has_ended $! || { kill -9 "$(cat "$shared/server")"; cat "$shared/said"; return 1; }
+    wait_until 20 has_ended $! || { kill -9 "$(<"$shared/server")"; cat "$shared/said"; return 1; }
     wait $! || { cat "$shared/said"; return 1; }
   done
 }

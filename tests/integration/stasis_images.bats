@@ -37,7 +37,7 @@ it_runs_again() {
     ln -sf "$victim" "$image/log/restore-$(date -u -d "+$second seconds" +%Y%m%dT%H%M%SZ).log"
   done
   it_runs_again
-  assert_equal "$(cat "$victim")" precious
+  assert_equal "$(<"$victim")" precious
   restored_verifies
   nothing_in_state
 }
@@ -181,7 +181,7 @@ END
   local tid taken
   tid=$(find "/proc/$TARGET/task" -mindepth 1 -maxdepth 1 -printf '%f\n' | grep -vx "$TARGET" | sort -n | tail -n 1)
   dump_it
-  out=$(cat "$image/manifest.json")
+  out=$(<"$image/manifest.json")
   assert_equal "$(json "$tid in d['processes'][0]['threads']")" True
   assert_equal "$(json "$TARGET in d['processes'][0]['threads']")" False
   echo $((tid - 1)) >/proc/sys/kernel/ns_last_pid || skip "process numbers cannot be chosen here"
@@ -270,7 +270,7 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
       kill -KILL "$TARGET"
       wait_until 60 number_is_free
     else
-      assert_equal "$status" 143 "$(cat "$BATS_TEST_TMPDIR/said")"
+      assert_equal "$status" 143 "$(<"$BATS_TEST_TMPDIR/said")"
       wait_until 60 number_is_free
       nothing_in_state
     fi

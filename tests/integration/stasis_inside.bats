@@ -21,7 +21,7 @@ start_program() {
 ends_right() {
   kill -TERM "$TARGET"
   wait_until 60 grep -qE "right|wrong" "$TARGET_LOG"
-  assert_contains "$(cat "$TARGET_LOG")" right
+  assert_contains "$(<"$TARGET_LOG")" right
 }
 
 looks_into() {
@@ -251,7 +251,7 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   status=0
   wait "$tool" || status=$?
   assert_equal "$status" 3
-  assert_contains "$(cat "$BATS_TEST_TMPDIR/tool.log")" "another program (exec)"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/tool.log")" "another program (exec)"
   ends_right
 }
 

@@ -153,7 +153,7 @@ while True:
   job_is_up
   kill -TERM "$RUN"
   ends_with 75
-  assert_equal "$(cat in-there)" here
+  assert_equal "$(<in-there)" here
   assert_equal "$(ls "$images")" $'000001\nlock'
   start_run
   told "goes on from $images/000001"
@@ -212,7 +212,7 @@ END
     sh -c "echo seen:\$GIVEN"' bash 'printf "GIVEN=by another user\0" >/dev/shm/.stasis-environment')
   start_run
   ends_with 0
-  assert_equal "$(cat "$TARGET_LOG")" "seen:"
+  assert_equal "$(<"$TARGET_LOG")" "seen:"
 }
 
 # What PyTorch's data loader does on Linux by default: four workers, forked when CUDA is in use, get the numbers of
@@ -337,5 +337,5 @@ PY
   assert_equal "$(children_of "$(job_pid)" | wc -l)" 4 "workers"
   touch "$TARGET_STATUS.stop"
   ends_with 0
-  assert_equal "$(cat "$TARGET_LOG")" $'verified '"$(target_round)"$'\nworkers have ended'
+  assert_equal "$(<"$TARGET_LOG")" $'verified '"$(target_round)"$'\nworkers have ended'
 }

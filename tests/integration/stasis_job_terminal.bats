@@ -110,7 +110,7 @@ wait saved to
 wait tick
 signal TERM
 wait the job has ended'
-  assert_equal "$status" 75 "status ($(cat "$BATS_TEST_TMPDIR/tty"))"
+  assert_equal "$status" 75 "status ($(<"$BATS_TEST_TMPDIR/tty"))"
   assert_equal "$(<"$BATS_TEST_TMPDIR/modes")" same
   : >"$BATS_TEST_TMPDIR/tty"
   on_a_terminal 22 66 'wait goes on from
@@ -123,7 +123,7 @@ wait interrupted
 size 23 67
 wait size 23x67
 type quit\n'
-  assert_equal "$status" 3 "status ($(cat "$BATS_TEST_TMPDIR/tty"))"
+  assert_equal "$status" 3 "status ($(<"$BATS_TEST_TMPDIR/tty"))"
   assert_equal "$(<"$BATS_TEST_TMPDIR/modes")" same
   nothing_left
 }
@@ -132,13 +132,13 @@ type quit\n'
   on_a_terminal 31 97 'wait tick 2
 signal TERM
 wait the job has ended'
-  assert_equal "$status" 75 "status ($(cat "$BATS_TEST_TMPDIR/tty"))"
+  assert_equal "$status" 75 "status ($(<"$BATS_TEST_TMPDIR/tty"))"
   : >"$BATS_TEST_TMPDIR/out"
   # Its input ends when it has said something, for then it ends too.
   it_ticks() { grep -q tick "$BATS_TEST_TMPDIR/out"; }
   (exec_on_gpu stasis run --images-dir "$images" -- "${job[@]}") < <(wait_until 60 it_ticks; echo "heard?") \
     >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- || status=$?
-  assert_equal "$status" 4 "status ($(cat "$BATS_TEST_TMPDIR/err"))" # at the end of its input
+  assert_equal "$status" 4 "status ($(<"$BATS_TEST_TMPDIR/err"))" # at the end of its input
   grep -q "tick" "$BATS_TEST_TMPDIR/out"
   grep -q "heard heard?" "$BATS_TEST_TMPDIR/out"
 }

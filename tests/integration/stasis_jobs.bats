@@ -62,7 +62,7 @@ teardown() { end_stasis; }
   job=(sh -c 'grep Seccomp: /proc/self/status >"$0"; exec "$@"' "$seen" "${job[@]}")
   start_run
   job_is_up
-  assert_equal "$(cat "$seen")" $'Seccomp:\t2'
+  assert_equal "$(<"$seen")" $'Seccomp:\t2'
   saves 000001
   target_goes_on
   kill -KILL "$RUN"

@@ -29,7 +29,7 @@ told() { wait_until 60 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 
 ends_with() {
   local status=0
   wait "$RUN" || status=$?
-  assert_equal "$status" "$1" "exit status ($(cat "$RUN_LOG"))"
+  assert_equal "$status" "$1" "exit status ($(<"$RUN_LOG"))"
 }
 
 # The process of the job out here: below init, which is below stasis run, as is whoever saves it.

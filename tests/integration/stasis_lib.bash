@@ -204,7 +204,7 @@ start_script() {
 }
 script_goes_on() {
   target_goes_on
-  assert_equal "$(cat "$TARGET_LOG")" ""
+  assert_equal "$(<"$TARGET_LOG")" ""
 }
 
 # start_tracer: of TARGET, as TRACER.
@@ -326,7 +326,7 @@ EOF
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
   wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
-  port=$(cat "$BATS_TEST_TMPDIR/port")
+  port=$(<"$BATS_TEST_TMPDIR/port")
 }
 # closed_just_now: the kernel still remembers that connection.
 closed_just_now() {

@@ -198,7 +198,7 @@ END
     done_by resume "$pid"
   done
   lives "$pid"
-  assert_equal "$(cat "$dir/forks.log")" ready
+  assert_equal "$(<"$dir/forks.log")" ready
 }
 
 # bats test_tags=long

@@ -126,8 +126,8 @@ open(sys.argv[1], "w").write(str(pid))
 time.sleep(60)' "$file" 3>&- &
   at_end_kill $!
   wait_until 60 test -s "$file"
-  refused 3 zombie suspend "$(cat "$file")"
-  refused 3 zombie dump "$(cat "$file")" --images-dir "$image"
+  refused 3 zombie suspend "$(<"$file")"
+  refused 3 zombie dump "$(<"$file")" --images-dir "$image"
 }
 
 @test "a process without CUDA is refused, also with others below it" {
@@ -258,7 +258,7 @@ END
   at_end_kill $!
   TARGET_STATUS=$BATS_TEST_TMPDIR/tcp.status TARGET_LOG=$BATS_TEST_TMPDIR/tcp.status.log
   wait_until 60 target_is_up
-  TARGET=$(cat "$BATS_TEST_TMPDIR/tcp.pid")
+  TARGET=$(<"$BATS_TEST_TMPDIR/tcp.pid")
   at_end_kill "$TARGET"
   refused 9 undumpable dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "has open TCP connections: local port"

@@ -38,7 +38,7 @@ print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
   local pid=$!
   at_end_kill "$pid"
   wait_until 60 test -s "$BATS_TEST_TMPDIR/pid"
-  assert_equal "$(cat "$BATS_TEST_TMPDIR/pid")" "$pid"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/pid")" "$pid"
   kill -TERM "$pid"
   status=0
   wait "$pid" || status=$?

@@ -333,9 +333,9 @@ END
   wait_until 60 works_on_it "$tool"
   kill -KILL "${CHILDREN[1]}"
   wait "$tool" || rc=$?
-  assert_equal "$rc" 12 "$(cat "$BATS_TEST_TMPDIR/said")"
-  assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" "process ${CHILDREN[0]} has given up 1 piece"
-  assert_contains "$(cat "$BATS_TEST_TMPDIR/said")" "end it (\`kill -9 ${CHILDREN[0]}\`), and start the job again"
+  assert_equal "$rc" 12 "$(<"$BATS_TEST_TMPDIR/said")"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "process ${CHILDREN[0]} has given up 1 piece"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "end it (\`kill -9 ${CHILDREN[0]}\`), and start the job again"
   [[ ! -e $image/manifest.json ]]
   kill -KILL "${CHILDREN[0]}" "$TARGET"
   done_by recover --all
@@ -385,7 +385,7 @@ stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/statu
   kill -INT "$(pgrep -P "$tool")"
   kill -CONT "$(pgrep -P "$tool")"
   wait "$tool" || status=$?
-  assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/err")"
+  assert_equal "$status" 130 "$(<"$BATS_TEST_TMPDIR/err")"
   in_state running "${CHILDREN[@]}"
   target_goes_on
   done_by suspend "$TARGET"

@@ -107,7 +107,7 @@ hits() {
   begun=$(date +%s%N) status=0
   kill -INT "$tool"
   wait "$tool" || status=$?
-  assert_equal "$status" 130 "$(cat "$BATS_TEST_TMPDIR/out")"
+  assert_equal "$status" 130 "$(<"$BATS_TEST_TMPDIR/out")"
   (($(date +%s%N) - begun < 5500000000)) || { echo "it took $((($(date +%s%N) - begun) / 1000000)) ms" >&2; return 1; }
   in_state running "${CHILDREN[@]}"
   nothing_left

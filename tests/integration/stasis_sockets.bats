@@ -172,7 +172,7 @@ def rounds():
         open(folder + "/rounds", "w").write(str(number))
         time.sleep(0.02)
 import threading; threading.Thread(target=rounds, daemon=True).start()'
-  port=$(cat "$BATS_TEST_TMPDIR/port")
+  port=$(<"$BATS_TEST_TMPDIR/port")
   dump_it
   ip address del 10.99.0.1/32 dev lo
   ip address add 10.99.0.2/32 dev lo
@@ -192,7 +192,7 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   restore_it --map-address 10.99.0.1=10.99.0.2
   rm -f "$BATS_TEST_TMPDIR"/{names,rounds}
   wait_until 60 test -s "$BATS_TEST_TMPDIR/rounds"
-  assert_equal "$(cat "$BATS_TEST_TMPDIR/names")" "10.99.0.2 ::ffff:10.99.0.2 10.99.0.2 0.0.0.0 10.99.0.2 10.99.0.2"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/names")" "10.99.0.2 ::ffff:10.99.0.2 10.99.0.2 0.0.0.0 10.99.0.2 10.99.0.2"
   python3 -c 'import socket, sys; socket.create_connection(("10.99.0.2", int(sys.argv[1])), 5)' "$port"
   # The image is as it was.
   capture stasis verify "$image"
@@ -222,7 +222,7 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   dump_it
   assert_contains "$err" "connected with each other by TCP"
   local before
-  before=$(cat "$BATS_TEST_TMPDIR/rounds")
+  before=$(<"$BATS_TEST_TMPDIR/rounds")
   restore_it
   target_goes_on
   wait_until 60 rounds_are_more_than $((before + 3))
@@ -334,6 +334,6 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
   script_goes_on
   touch "$TARGET_STATUS.go"
   wait_until 30 test -s "$TARGET_STATUS.answer"
-  assert_equal "$(cat "$TARGET_STATUS.answer")" "ANSWERED?"
+  assert_equal "$(<"$TARGET_STATUS.answer")" "ANSWERED?"
   kill -KILL -- "-$TARGET"
 }

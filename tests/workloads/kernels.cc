@@ -123,12 +123,12 @@ void stasis_sim_kernel_fill(const stasis::sim::Launch&, void** args) {
 }
 
 // A GPU does this work beside the processors, which tests that run side by side need: the stream's
-// thread leaves them to others three times as long as the work took, at most 100 ms.
+// thread leaves them to others five times as long as the work took, at most 100 ms.
 class WorkBesideProcessors {
  public:
   WorkBesideProcessors() : began_(processor_time()) {}
   ~WorkBesideProcessors() {
-    const long rest = std::min(3 * (processor_time() - began_), 100'000'000L);
+    const long rest = std::min(5 * (processor_time() - began_), 100'000'000L);
     const timespec wait{0, rest};
     nanosleep(&wait, nullptr);
   }
