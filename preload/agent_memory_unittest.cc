@@ -296,10 +296,69 @@ TEST_F(AgentMemory, LocalMemoryThatTheDriverDoesNotGiveBackStays) {
   }
 }
 
-TEST_F(AgentMemory, SmallAndForeignThingsAreTheDrivers) {
-  const auto small = allocated(kMiB);
+TEST_F(AgentMemory, SmallPiecesShareAUnitAndLeaveWithIt) {
+  const auto one = allocated(kMiB);
+  const auto two = allocated(100);
+  const auto three = allocated(kMiB - 512);
+  EXPECT_EQ(fake().live_objects(), 1);
+  EXPECT_EQ(two, one + kMiB);
+  EXPECT_EQ(three, two + 512);
+  EXPECT_EQ(own::cuMemFree_v2(two), CUDA_SUCCESS);
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, three + 5), CUDA_SUCCESS);
+  EXPECT_EQ(base, three);
+  EXPECT_EQ(size, kMiB - 512);
+  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, two), CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(own::cuMemFree_v2(two), CUDA_ERROR_INVALID_VALUE) << "twice";
+  EXPECT_EQ(own::cuMemFree_v2(three + 512), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(own::cuMemUnmap(one, 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  cycle();
+  EXPECT_EQ(allocated(512), two);
+  const auto other = allocated(2 * kMiB - 1);
+  EXPECT_EQ(fake().live_objects(), 2);
+  for (const auto address : {two, three, one})
+    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 1);
+  EXPECT_EQ(own::cuMemFree_v2(other), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
-  EXPECT_EQ(own::cuMemFree_v2(small), CUDA_SUCCESS);
+  EXPECT_TRUE(fake().reserved.empty());
+}
+
+TEST_F(AgentMemory, SmallPiecesGoWithTheirContext) {
+  const auto here = allocated(kMiB);
+  CUcontext other = nullptr;
+  ASSERT_EQ(own::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+  const auto there = allocated(kMiB);
+  EXPECT_EQ(fake().live_objects(), 2) << "two contexts share no unit";
+  EXPECT_EQ(own::cuMemFreeAsync(allocated(4096), nullptr), CUDA_SUCCESS);
+  CUcontext popped = nullptr;
+  driver().cuCtxPopCurrent_v2(&popped);
+  ASSERT_EQ(own::cuCtxDestroy_v2(other), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 1);
+  EXPECT_EQ(own::cuMemFree_v2(there), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(own::cuMemFree_v2(here), CUDA_SUCCESS);
+}
+
+TEST_F(AgentMemory, SmallPiecesAreAccessibleToPeersThatWereEnabledBefore) {
+  CUcontext peer = nullptr;
+  ASSERT_EQ(own::cuCtxCreate_v2(&peer, 0, 1), CUDA_SUCCESS);
+  CUcontext popped = nullptr;
+  driver().cuCtxPopCurrent_v2(&popped);
+  const auto before = allocated(512);
+  {
+    const CurrentContext current(peer);
+    ASSERT_EQ(own::cuCtxEnablePeerAccess(context_, 0), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(allocated(kMiB), before + 512) << "in the same unit";
+  const auto& rights = tables().mappings.at(before).access;
+  EXPECT_TRUE(std::any_of(rights.begin(), rights.end(), [](const Access& access) {
+    return access.right.location.id == 1 &&
+           access.right.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  }));
+}
+
+TEST_F(AgentMemory, ForeignThingsAreTheDrivers) {
   EXPECT_EQ(own::cuMemFree_v2(12345), CUDA_ERROR_INVALID_VALUE);
   const auto large = allocated(4 * kMiB);
   EXPECT_EQ(own::cuMemFree_v2(large + 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
@@ -314,6 +373,12 @@ TEST_F(AgentMemory, TheDriverAnswersWhereThereIsNoRoom) {
     EXPECT_EQ(fake().live_objects(), 0) << call;
     EXPECT_TRUE(fake().reserved.empty()) << call;
     EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+    fake().fail_at(call, 1);
+    const auto small = allocated(kMiB);
+    EXPECT_TRUE(fake().own_allocations.contains(small)) << call;
+    EXPECT_EQ(fake().live_objects(), 0) << call;
+    EXPECT_TRUE(fake().reserved.empty()) << call;
+    EXPECT_EQ(own::cuMemFree_v2(small), CUDA_SUCCESS);
   }
 }
 
@@ -623,7 +688,8 @@ TEST_F(AgentMemory, PeersGetRightsWhenever) {
 }
 
 TEST_F(AgentMemory, FreeingInAStreamHoldsNoThreadUp) {
-  const auto small = allocated(kMiB);
+  fake().fail_at("cuMemCreate", 1);
+  const auto small = allocated(kMiB);  // the driver's
   const auto large = allocated(4 * kMiB);
   // What the driver waits for may itself need the agent: with a lock held this would never end.
   fake().within("cuMemFreeAsync", [&] { EXPECT_EQ(own::cuMemFree_v2(large), CUDA_SUCCESS); });

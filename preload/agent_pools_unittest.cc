@@ -282,10 +282,10 @@ TEST_F(AgentPools, SoDoesWhatTheDriverAllocatesItself) {
   for (const bool pitched : {false, true}) {
     own::cuMemFreeAsync(allocated(60 * kMiB), kOne);
     own::cuStreamSynchronize(kOne);
-    fake().fail_at(pitched ? "cuMemAllocPitch" : "cuMemAlloc", 1);
+    fake().fail_at("cuMemCreate", 1);
     CUdeviceptr address = 0;
     std::size_t pitch = 0;
-    EXPECT_EQ(pitched ? own::cuMemAllocPitch_v2(&address, &pitch, 100, 10, 4)
+    EXPECT_EQ(pitched ? own::cuMemAllocPitch_v2(&address, &pitch, 100, 4090, 4)
                       : own::cuMemAlloc_v2(&address, 4096),
               CUDA_SUCCESS);
     EXPECT_EQ(reserved(), 0U);

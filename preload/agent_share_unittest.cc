@@ -341,7 +341,7 @@ CUdeviceptr opened(const CUipcMemHandle& handle) {
 
 // To wait for the device would spoil the capture, and the memory may be in use until its end.
 TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
-  (void)allocated(kMiB);  // there is a context
+  EXPECT_EQ(own::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
   const Owner owner(4 * kMiB);
   auto* const stream = reinterpret_cast<CUstream>(std::uintptr_t{0x50});
   for (const bool destroyed : {false, true}) {
@@ -386,7 +386,31 @@ TEST(AgentShare, StrangersDoNoHarm) {
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
+TEST(AgentShare, ASmallPieceIsHadWithItsUnit) {
+  const auto first = allocated(4096);
+  const auto second = allocated(100);
+  const auto handle = handle_of(second + 5);
+  EXPECT_EQ(piece_of(handle)->offset, second - first);
+  EXPECT_EQ(piece_of(handle)->asked, 100U);
+  EXPECT_EQ(piece_of(handle_of(first))->offset, 0U);
+  EXPECT_EQ(key_of(handle), key_of(handle_of(first)));
+  const auto got = fetch(handle);
+  ASSERT_EQ(got.result, CUDA_SUCCESS);
+  EXPECT_GE(got.memory, 0);
+  EXPECT_EQ(got.asked, 2 * kMiB);
+  EXPECT_EQ(got.reserved, 2 * kMiB);
+  EXPECT_EQ(movable_bytes(), 0U) << "it is open elsewhere";
+  for (const auto address : {first, second})
+    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  const auto late = fetch(handle);
+  EXPECT_EQ(late.result, CUDA_ERROR_INVALID_VALUE) << "nothing is in it any more";
+  for (const int fd : {got.memory, got.connection})
+    ::close(fd);
+  EXPECT_TRUE(soon([] { return open_pieces() == 0; }));
+}
+
 TEST(AgentShare, WhatTheDriverServesIsHadByTheDriversHandleAndTheOwnerKnows) {
+  fake().fail_at("cuMemCreate", 1);
   const auto address = allocated(kMiB);
   const auto handle = handle_of(address);
   const auto same = handle_of(address);

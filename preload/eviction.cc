@@ -327,6 +327,9 @@ void forget_tables() {
   all.opened_by_driver.clear();
   all.mappings.clear();
   all.allocations.clear();
+  all.small_units.clear();
+  all.small_memory.clear();
+  all.opened_pieces.clear();
   all.physicals.clear();
   all.contexts.clear();
   all.lives.clear();

@@ -18,6 +18,7 @@
 #include "driver_calls.h"
 #include "eviction.h"
 #include "pools.h"
+#include "small_memory.h"
 
 namespace stasis::preload {
 
@@ -105,10 +106,27 @@ struct Allocation {
   int connection = -1;  // to the owner, which so sees how long it is open
   ShareKey key{};
   bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+  // In which it lies with others (SmallUnit); 0: it has memory of its own.
+  cuda::CUdeviceptr unit = 0;
   std::uint64_t number = next_number();
 
   // It is another process's, and not this one's to free or to share.
   bool is_opened() const { return opens > 0; }
+};
+
+// A small piece that another process shares with this one. Its unit is open as often as all pieces
+// in it together.
+struct OpenedPiece {
+  std::size_t asked = 0;
+  unsigned opens = 0;
+};
+
+// A unit of small memory of cuMemAlloc (small_memory.h).
+struct SmallUnit {
+  std::size_t size = 0;
+  cuda::CUcontext context = nullptr;
+  cuda::CUdevice device = 0;
+  std::uint64_t number = next_number();
 };
 
 // What the program has said of managed memory, to be said again; in the order in which it was.
@@ -232,6 +250,11 @@ struct Tables {
   OwnedMutex mutex;
   std::map<cuda::CUdeviceptr, Mapping> mappings;
   std::map<cuda::CUdeviceptr, Allocation> allocations;
+  // What small ones of a context lie in.
+  std::map<cuda::CUdeviceptr, SmallUnit> small_units;
+  std::unordered_map<cuda::CUcontext, SmallMemory> small_memory;
+  // Other processes' small pieces, in the units that were opened for them.
+  std::map<cuda::CUdeviceptr, OpenedPiece> opened_pieces;
   // By the handle that the program has.
   std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
   std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
@@ -326,6 +349,10 @@ Physical* enter_program_memory(cuda::CUmemGenericAllocationHandle real, unsigned
 cuda::CUcontext owner_in(cuda::CUcontext current);
 // The mapping in which `address` lies, or null.
 Mapping* mapping_at(cuda::CUdeviceptr address);
+// The allocation in which it lies, also behind what was asked for; or the end.
+std::map<cuda::CUdeviceptr, Allocation>::iterator allocation_in(cuda::CUdeviceptr address);
+// Whether it is a unit that was opened for a small piece of another process's.
+bool has_opened_piece(const std::pair<const cuda::CUdeviceptr, Allocation>& opened);
 // The managed memory in which it lies, also behind what was asked for; or the end.
 std::map<cuda::CUdeviceptr, Managed>::iterator managed_at(cuda::CUdeviceptr address);
 // Records that [address, address + size) of the mappings has this right.

@@ -141,7 +141,39 @@ CUresult wait_for_work(CUcontext context) {
 
 }  // namespace
 
+namespace {
+
+// Nothing of it is in a table any more.
+void let_unit_go(CUdeviceptr unit, std::size_t size) {
+  driver().cuMemUnmap(unit, size);
+  drop_and_release(unit, size);
+  driver().cuMemAddressFree(unit, size);
+}
+
+// A unit goes with the last piece in it, as the driver's do.
+void leave_unit(CUdeviceptr address, const Allocation& allocation) {
+  std::size_t size = 0;
+  {
+    const TablesLock lock;
+    const auto unit = tables().small_units.find(allocation.unit);
+    // It may have gone with its context, and another be there.
+    if (unit == tables().small_units.end() || unit->second.number > allocation.number) return;
+    auto& memory = tables().small_memory[unit->second.context];
+    if (!memory.give(address, allocation.asked)) return;
+    size = unit->second.size;
+    memory.remove(allocation.unit);
+    tables().small_units.erase(unit);
+  }
+  let_unit_go(allocation.unit, size);
+}
+
+}  // namespace
+
 void let_go(CUdeviceptr address, const Allocation& allocation) {
+  if (allocation.unit != 0) {
+    leave_unit(address, allocation);
+    return;
+  }
   driver().cuMemUnmap(address, allocation.reserved);
   drop_and_release(address, allocation.reserved);
   driver().cuMemAddressFree(address, allocation.reserved);
@@ -161,8 +193,12 @@ CUresult make_served(CUdevice device, std::size_t asked, Served& made) {
   return create(&made.real, made.size, made.prop, traits);
 }
 
+namespace {
+
+// `enter` says, with the tables locked, what it is to the program.
+template <class Enter>
 void enter_served(const ServedBlock& block, const Served& made,
-                  const std::vector<CUmemAccessDesc>& rights) {
+                  const std::vector<CUmemAccessDesc>& rights, Enter enter) {
   std::vector<CUmemAccessDesc> late;
   {
     const TablesLock lock;
@@ -172,8 +208,7 @@ void enter_served(const ServedBlock& block, const Served& made,
                                        Mapping{block.address, made.size, 0, physical, {}});
     for (const auto& right : rights)
       enter_access(block.address, made.size, right);
-    tables().allocations.insert_or_assign(
-        block.address, Allocation{block.asked, made.size, block.context, physical});
+    enter(physical);
     tables().contexts.emplace(block.context, block.device);
     // Peer access that another thread has enabled meanwhile: it did not find this one yet.
     for (const auto& peer : tables().peers) {
@@ -193,23 +228,38 @@ void enter_served(const ServedBlock& block, const Served& made,
   }
 }
 
+}  // namespace
+
+void enter_served(const ServedBlock& block, const Served& made,
+                  const std::vector<CUmemAccessDesc>& rights) {
+  enter_served(block, made, rights, [&](Physical* physical) {
+    tables().allocations.insert_or_assign(
+        block.address, Allocation{block.asked, made.size, block.context, physical});
+  });
+}
+
 namespace {
 
-// Null if it could not be had this way.
-CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
-  const auto& call = driver();
+// What was made for a context, and is mapped.
+struct Mapped {
   Served made;
-  if (make_served(device, asked, made) != CUDA_SUCCESS) return 0;
-  CUdeviceptr address = 0;
+  std::vector<CUmemAccessDesc> rights;
+  CUdeviceptr address = 0;  // 0: it could not be had this way
+};
+
+// `context` owns it.
+Mapped make_and_map(CUcontext context, CUdevice device, std::size_t asked) {
+  const auto& call = driver();
+  Mapped mapped;
+  auto& [made, rights, address] = mapped;
+  if (make_served(device, asked, made) != CUDA_SUCCESS) return {};
   if (call.cuMemAddressReserve(&address, made.size, 0, 0, 0) != CUDA_SUCCESS) {
     call.cuMemRelease(made.real);
-    return 0;
+    return {};
   }
-  std::vector<CUmemAccessDesc> rights;
   rights.push_back({made.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   {
     const TablesLock lock;
-    context = owner_in(context);
     for (const auto& peer : tables().peers)
       if (peer.owner == context)
         rights.push_back(
@@ -224,10 +274,55 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
   if (!good) {
     call.cuMemAddressFree(address, made.size);
     call.cuMemRelease(made.real);
-    return 0;
+    return {};
   }
-  enter_served({address, asked, context, device}, made, rights);
+  return mapped;
+}
+
+CUcontext owner_of_memory_in(CUcontext context) {
+  const TablesLock lock;
+  return owner_in(context);
+}
+
+// Null if it could not be had this way.
+CUdeviceptr allocate_large(CUcontext context, CUdevice device, std::size_t asked) {
+  context = owner_of_memory_in(context);
+  const auto mapped = make_and_map(context, device, asked);
+  if (mapped.address)
+    enter_served({mapped.address, asked, context, device}, mapped.made, mapped.rights);
+  return mapped.address;
+}
+
+// In a unit that is there. `context` owns it.
+CUdeviceptr place_small(CUcontext context, std::size_t asked) {
+  const TablesLock lock;
+  const auto memory = tables().small_memory.find(context);
+  const auto address = memory == tables().small_memory.end() ? 0 : memory->second.take(asked);
+  if (!address) return 0;
+  const CUdeviceptr unit = std::prev(tables().small_units.upper_bound(address))->first;
+  Allocation piece{asked, SmallMemory::room_for(asked), context, mapping_at(unit)->physical};
+  piece.unit = unit;
+  tables().allocations.insert_or_assign(address, piece);
   return address;
+}
+
+CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked) {
+  context = owner_of_memory_in(context);
+  if (const auto address = place_small(context, asked)) return address;
+  const auto mapped = make_and_map(context, device, kThreshold);
+  if (!mapped.address) return 0;
+  enter_served({mapped.address, 0, context, device}, mapped.made, mapped.rights, [&](Physical*) {
+    tables().small_units.insert_or_assign(mapped.address,
+                                          SmallUnit{mapped.made.size, context, device});
+    tables().small_memory[context].add(mapped.address, mapped.made.size);
+  });
+  // Others may have been quicker; then the driver is asked.
+  return place_small(context, asked);
+}
+
+CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
+  return asked < kThreshold ? allocate_small(context, device, asked)
+                            : allocate_large(context, device, asked);
 }
 
 }  // namespace
@@ -303,7 +398,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
   if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
     return ask_driver();
-  if (bytes < kThreshold) return unless_pools_keep_it(device, ask_driver);
+  if (bytes == 0) return ask_driver();
   if (const auto result = ask_driver_about_capture(context); result != CUDA_SUCCESS) return result;
   give_back_deferred();
   auto address = allocate(context, device, bytes);
@@ -360,11 +455,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
       return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     });
   };
-  if (height == 0 || !pointer || !pitch || steps_aside() ||
-      width < kThreshold / std::max<std::size_t>(height, 1) / 2)
-    return ask_driver();
+  if (height == 0 || !pointer || !pitch || steps_aside()) return ask_driver();
   const auto of_row = pitch_of(width, element);
-  if (of_row == 0 || height > SIZE_MAX / of_row || of_row * height < kThreshold ||
+  if (of_row == 0 || height > SIZE_MAX / of_row ||
       own::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)
     return ask_driver();
   *pitch = of_row;
@@ -416,11 +509,14 @@ std::optional<Asked> asked_at(CUdeviceptr pointer) {
   const TablesLock lock;
   if (const auto managed = managed_at(pointer); managed != tables().managed.end())
     return Asked{managed->first, managed->second.asked};
-  const auto* mapping = mapping_at(pointer);
-  if (!mapping) return std::nullopt;
-  const auto at = tables().allocations.find(mapping->address);
-  if (at == tables().allocations.end()) return std::nullopt;
-  return Asked{at->first, at->second.asked};
+  if (const auto at = allocation_in(pointer); at != tables().allocations.end()) {
+    if (!has_opened_piece(*at)) return Asked{at->first, at->second.asked};
+    const auto next = tables().opened_pieces.upper_bound(pointer);
+    if (next == tables().opened_pieces.begin()) return Asked{pointer, 0};
+    return Asked{std::prev(next)->first, std::prev(next)->second.asked};
+  }
+  // Between small ones there is nothing.
+  return is_allocated(pointer, 1) ? std::optional(Asked{pointer, 0}) : std::nullopt;
 }
 
 }  // namespace
@@ -443,21 +539,21 @@ namespace {
 
 // The agent's, in which `pointer` lies, or null.
 Allocation* allocation_at(CUdeviceptr pointer) {
-  const auto* mapping = mapping_at(pointer);
-  if (!mapping) return nullptr;
-  const auto at = tables().allocations.find(mapping->address);
+  const auto at = allocation_in(pointer);
   return at == tables().allocations.end() ? nullptr : &at->second;
 }
 
 // What differs between the agent's memory and the driver's own.
 void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr pointer) {
-  if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
-    if (const auto asked = asked_at(pointer)) *static_cast<std::size_t*>(data) = asked->size;
+  if (const auto asked = asked_at(pointer)) {
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+      *static_cast<std::size_t*>(data) = asked->size;
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+      *static_cast<CUdeviceptr*>(data) = asked->base;
+  }
   if (const auto block = pool_block_at(pointer)) {
     if (attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
       *static_cast<CUmemoryPool*>(data) = block->pool;
-    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
-      *static_cast<CUdeviceptr*>(data) = block->address;
     if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *static_cast<CUcontext*>(data) = nullptr;
     if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
       *static_cast<bool*>(data) = block->sync_memops;
@@ -472,14 +568,12 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
   }
   const auto* mapping = mapping_at(pointer);
   if (!mapping) return;
-  const auto at = tables().allocations.find(mapping->address);
+  const auto at = allocation_in(pointer);
   if (attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) {
     *static_cast<unsigned long long*>(data) = mapping->physical->asked_handle_types;
   } else if (at != tables().allocations.end()) {
     if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT)
       *static_cast<CUcontext*>(data) = at->second.context;
-    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
-      *static_cast<CUdeviceptr*>(data) = at->first;
     if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
       *static_cast<bool*>(data) = at->second.sync_memops;
     // One byte of what may be an int, which the driver has set to 0.

@@ -86,7 +86,12 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     return entry.context == context && entry.number < number;
   };
   const auto note = [&](CUdeviceptr address, const Allocation& allocation) {
-    gone.ranges.emplace_back(address, allocation.reserved);
+    // A small one goes with its unit.
+    if (allocation.unit == 0) gone.ranges.emplace_back(address, allocation.reserved);
+    if (allocation.is_opened()) {
+      auto& pieces = tables().opened_pieces;
+      pieces.erase(pieces.lower_bound(address), pieces.lower_bound(address + allocation.reserved));
+    }
     gone.connections.emplace_back(allocation.connection, allocation.key);
   };
   std::erase_if(tables().peers, [&](const Peer& peer) {
@@ -106,6 +111,12 @@ Gone take_out(CUcontext context, std::uint64_t number) {
   std::erase_if(tables().to_free, [&](const auto& entry) {
     if (!goes(entry.second)) return false;
     note(entry.first, entry.second);
+    return true;
+  });
+  std::erase_if(tables().small_units, [&](const auto& entry) {
+    if (!goes(entry.second)) return false;
+    gone.ranges.emplace_back(entry.first, entry.second.size);
+    tables().small_memory[context].remove(entry.first);
     return true;
   });
   // The driver frees it itself.
@@ -427,7 +438,10 @@ void set_peer_access(CUcontext owner, CUdevice device, CUmemAccess_flags flags) 
   {
     const TablesLock lock;
     for (const auto& [address, allocation] : tables().allocations)
-      if (allocation.context == owner) ranges.emplace_back(address, allocation.reserved);
+      if (allocation.context == owner && allocation.unit == 0)
+        ranges.emplace_back(address, allocation.reserved);
+    for (const auto& [address, unit] : tables().small_units)
+      if (unit.context == owner) ranges.emplace_back(address, unit.size);
   }
   for (const auto& [address, size] : ranges) {
     if (driver().cuMemSetAccess(address, size, &right, 1) != CUDA_SUCCESS) continue;

@@ -53,9 +53,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
   CUdeviceptr base = 0;
   {
     const TablesLock lock;
-    const auto* mapping = mapping_at(pointer);
-    const auto at =
-        mapping ? tables().allocations.find(mapping->address) : tables().allocations.end();
+    const auto at = allocation_in(pointer);
     if (at != tables().allocations.end() && pointer - at->first < at->second.asked) {
       // What another process shares with this one is not its own to share.
       if (at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
@@ -214,12 +212,37 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   }
 }
 
+// In the unit that was opened for it, at `pointer`, which then is the piece's.
+CUresult enter_piece(CUdeviceptr& pointer, const SmallPiece& piece) {
+  {
+    const TablesLock lock;
+    const auto at = tables().allocations.find(pointer);
+    if (at != tables().allocations.end() && at->second.is_opened() &&
+        piece.offset < at->second.reserved && piece.asked <= at->second.reserved - piece.offset) {
+      pointer += piece.offset;
+      auto& opened = tables().opened_pieces[pointer];
+      opened.asked = piece.asked;
+      ++opened.opens;
+      return CUDA_SUCCESS;
+    }
+  }
+  // Another thread has closed it meanwhile, or the handle was altered.
+  (void)cuIpcCloseMemHandle(pointer);
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
 template <class Call>
 CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, unsigned flags) {
   const auto key = key_of(handle);
   // Not within the gate: the owner may be suspended, and this process is to be suspended meanwhile.
-  if (key && pointer && flags == kIpcMemLazyEnablePeerAccess)
-    return open_shared(call, pointer, *key);
+  if (key && pointer && flags == kIpcMemLazyEnablePeerAccess) {
+    CUdeviceptr base = 0;
+    if (const auto result = open_shared(call, &base, *key); result != CUDA_SUCCESS) return result;
+    if (const auto piece = piece_of(handle))
+      if (const auto result = enter_piece(base, *piece); result != CUDA_SUCCESS) return result;
+    *pointer = base;
+    return CUDA_SUCCESS;
+  }
   if (key) return CUDA_ERROR_INVALID_VALUE;
   const Gate::Pass pass;
   const SharingCall sharing;
@@ -283,6 +306,14 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
   Allocation opened;
   {
     const TablesLock lock;
+    auto& pieces = tables().opened_pieces;
+    if (const auto piece = pieces.find(pointer); piece != pieces.end()) {
+      if (--piece->second.opens == 0) pieces.erase(piece);
+      pointer = allocation_in(pointer)->first;
+    } else if (const auto unit = allocation_in(pointer);
+               unit != tables().allocations.end() && has_opened_piece(*unit)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     const auto at = tables().allocations.find(pointer);
     if (at != tables().allocations.end()) {
       if (!at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;

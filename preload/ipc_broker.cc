@@ -32,6 +32,9 @@ namespace {
 
 constexpr char kMagic[16] = {'s', 't', 'a', 's', 'i', 's', '.', 'a',
                              'g', 'e', 'n', 't', '.', 'i', 'p', 'c'};
+// Of a small piece: an agent that knows none takes such a handle for another's.
+constexpr char kMagicOfPiece[16] = {'s', 't', 'a', 's', 'i', 's', '.', 'a',
+                                    'g', 'e', 'n', 't', '.', 'i', 'p', 'p'};
 // Programs open what they were sent one after the other.
 constexpr int kBacklog = 128;
 
@@ -39,14 +42,18 @@ constexpr int kBacklog = 128;
 constexpr char kDescriptorName[] = "stasis-share";
 constexpr int kDescriptorSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
-// What lies in the 64 bytes that the program passes on.
+// What lies in a descriptor, and first in the 64 bytes that the program passes on.
 struct HandleContent {
   char magic[sizeof kMagic];
   ShareKey key;
   std::int32_t pid;  // for people
   std::uint32_t reserved;
 };
-static_assert(sizeof(HandleContent) <= sizeof(CUipcMemHandle));
+struct PieceContent {
+  HandleContent unit;
+  SmallPiece piece;
+};
+static_assert(sizeof(PieceContent) <= sizeof(CUipcMemHandle));
 
 // The owner writes first. CRIU dumps a connection that waits to be accepted, but none on which
 // something has been said already.
@@ -198,7 +205,8 @@ Named find_share(std::uint64_t share) {
     }
     for (const auto& [address, allocation] : tables().allocations) {
       if (allocation.physical != at->second) continue;
-      named.answer = {CUDA_SUCCESS, 0, allocation.asked, allocation.reserved, {}};
+      const auto size = at->second->size;
+      named.answer = {CUDA_SUCCESS, 0, allocation.unit ? size : allocation.asked, size, {}};
       named.real = at->second->real;
     }
   }
@@ -332,8 +340,12 @@ HandleContent content_for(const ShareKey& key) {
   return content;
 }
 
-CUipcMemHandle handle_of_number(std::uint64_t share) {
-  const HandleContent content = content_for({service().token, share});
+CUipcMemHandle handle_of_number(std::uint64_t share, const std::optional<SmallPiece>& piece = {}) {
+  PieceContent content{content_for({service().token, share}), {}};
+  if (piece) {
+    std::memcpy(content.unit.magic, kMagicOfPiece, sizeof kMagicOfPiece);
+    content.piece = *piece;
+  }
   CUipcMemHandle handle{};
   std::memcpy(handle.reserved, &content, sizeof content);
   return handle;
@@ -350,8 +362,12 @@ std::uint64_t number_of(Physical& physical) {
 
 // --- The other's side
 
-HandleContent content_of(const CUipcMemHandle& handle) {
-  HandleContent content{};
+bool is_marked(const PieceContent& content, const char (&magic)[sizeof kMagic]) {
+  return std::memcmp(content.unit.magic, magic, sizeof magic) == 0;
+}
+
+PieceContent content_of(const CUipcMemHandle& handle) {
+  PieceContent content{};
   std::memcpy(&content, handle.reserved, sizeof content);
   return content;
 }
@@ -385,7 +401,11 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
   const auto at = tables().allocations.find(address);
   if (at == tables().allocations.end() || !have_service()) return std::nullopt;
   auto& physical = *at->second.physical;
-  return handle_of_number(number_of(physical));
+  const auto& piece = at->second;
+  if (piece.unit == 0) return handle_of_number(number_of(physical));
+  return handle_of_number(number_of(physical),
+                          SmallPiece{static_cast<std::uint32_t>(address - piece.unit),
+                                     static_cast<std::uint32_t>(piece.asked)});
 }
 
 int descriptor_of_share(Physical& physical) {
@@ -483,8 +503,13 @@ std::optional<CUipcMemHandle> handle_of_driver_share(CUdeviceptr address, CUcont
 
 std::optional<ShareKey> key_of(const CUipcMemHandle& handle) {
   const auto content = content_of(handle);
-  if (std::memcmp(content.magic, kMagic, sizeof kMagic) != 0) return std::nullopt;
-  return content.key;
+  const bool ours = is_marked(content, kMagic) || is_marked(content, kMagicOfPiece);
+  return ours ? std::optional(content.unit.key) : std::nullopt;
+}
+
+std::optional<SmallPiece> piece_of(const CUipcMemHandle& handle) {
+  const auto content = content_of(handle);
+  return is_marked(content, kMagicOfPiece) ? std::optional(content.piece) : std::nullopt;
 }
 
 bool is_own_locked(const ShareKey& key) {

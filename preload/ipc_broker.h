@@ -28,6 +28,13 @@ int descriptor_of_share(Physical& physical);
 // What such a handle or descriptor names; nothing if it is not of the agent's kind.
 std::optional<ShareKey> key_of(const cuda::CUipcMemHandle& handle);
 std::optional<ShareKey> key_of_descriptor(int fd);
+// A small piece, which others open with the whole unit that it lies in.
+struct SmallPiece {
+  std::uint32_t offset = 0;
+  std::uint32_t asked = 0;
+};
+// As the handle says, which may have been altered.
+std::optional<SmallPiece> piece_of(const cuda::CUipcMemHandle& handle);
 bool is_own(const ShareKey& key);
 bool is_own_locked(const ShareKey& key);  // with the tables locked
 // What the agents of others know this process's piece by; nothing if it was never exported. Several

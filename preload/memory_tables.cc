@@ -62,6 +62,20 @@ std::map<CUdeviceptr, Managed>::iterator managed_at(CUdeviceptr address) {
   return address - at->first < at->second.size ? at : all.end();
 }
 
+std::map<CUdeviceptr, Allocation>::iterator allocation_in(CUdeviceptr address) {
+  auto& all = tables().allocations;
+  const auto next = all.upper_bound(address);
+  if (next == all.begin()) return all.end();
+  const auto at = std::prev(next);
+  return address - at->first < at->second.reserved ? at : all.end();
+}
+
+bool has_opened_piece(const std::pair<const CUdeviceptr, Allocation>& opened) {
+  const auto piece = tables().opened_pieces.lower_bound(opened.first);
+  return piece != tables().opened_pieces.end() &&
+         piece->first - opened.first < opened.second.reserved;
+}
+
 Physical* physical_of(CUmemGenericAllocationHandle handle) {
   auto& all = tables().physicals;
   const auto at = all.find(handle);
@@ -222,6 +236,10 @@ void drop_and_release(CUdeviceptr address, std::size_t size) {
 bool is_allocated(CUdeviceptr address, std::size_t size) {
   for (const auto& [base, length] : tables().pool_ranges)
     if (address < base + length && base < address + size) return true;
+  const auto& units = tables().small_units;
+  const auto unit = units.lower_bound(address + size);
+  if (unit != units.begin() && std::prev(unit)->first + std::prev(unit)->second.size > address)
+    return true;
   const auto& all = tables().allocations;
   auto at = all.upper_bound(address);
   if (at != all.begin() && address - std::prev(at)->first < std::prev(at)->second.reserved)

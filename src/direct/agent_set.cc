@@ -80,8 +80,9 @@ Result<void> refuse_shared(const Environment& env,
   }
   if (list.empty()) return {};
   auto what = fmt::format(
-      "small GPU memory that is open in two processes (CUDA IPC), which the driver checkpoints and "
-      "cannot restore (the job would be lost): process {}",
+      "GPU memory that the driver serves and two processes have open (CUDA IPC), which it "
+      "checkpoints "
+      "and cannot restore (the job would be lost): process {}",
       list);
   if (ignore) {
     env.tell("ignored, as asked: " + what);

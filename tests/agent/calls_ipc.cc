@@ -13,7 +13,7 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 constexpr std::size_t kBytes = 5 * kMiB + 777;
-constexpr std::size_t kSmall = kMiB / 2;  // which the driver serves itself
+constexpr std::size_t kSmall = kMiB / 2;
 constexpr unsigned kLazy = kIpcMemLazyEnablePeerAccess;
 
 std::string to_hex(const CUipcMemHandle& handle) {

@@ -300,6 +300,20 @@ int import_behind(const std::string& done, int fd) {
   return 0;
 }
 
+// All of a small piece that is shared.
+constexpr unsigned char kOfPiece = 7;
+
+// Whether what was opened is a piece as its owner has allocated and filled it, if it is small.
+bool is_whole_piece(CUdeviceptr address) {
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  if (CU(cuMemGetAddressRange_v2)(&base, &size, address) != CUDA_SUCCESS) return false;
+  if (size >= 2 * kMiB) return true;
+  std::vector<unsigned char> content(size);
+  return base == address && CU(cuMemcpyDtoH_v2)(content.data(), address, size) == CUDA_SUCCESS &&
+         std::all_of(content.begin(), content.end(), [](auto byte) { return byte == kOfPiece; });
+}
+
 // Says in FILE.handle how others come to the memory. Writes under another name first, for who
 // waits.
 void share_it(CUdeviceptr address, const std::string& file) {
@@ -338,7 +352,7 @@ int open_shared(const std::string& done, const std::string& file) {
     CUdeviceptr address = 0;
     unsigned char byte = 0;
     if (CU(cuIpcOpenMemHandle_v2)(&address, handle, kIpcMemLazyEnablePeerAccess) != CUDA_SUCCESS ||
-        CU(cuMemcpyDtoH_v2)(&byte, address, 1) != CUDA_SUCCESS)
+        CU(cuMemcpyDtoH_v2)(&byte, address, 1) != CUDA_SUCCESS || !is_whole_piece(address))
       return 7;
     std::FILE* out = std::fopen(done.c_str(), "w");
     std::fprintf(out, "%d\n", ++times);
@@ -346,7 +360,8 @@ int open_shared(const std::string& done, const std::string& file) {
     while (!g_end && ::access(file.c_str(), F_OK) == 0)
       ::usleep(2000);
     unsigned char still = 0;
-    if (CU(cuMemcpyDtoH_v2)(&still, address, 1) != CUDA_SUCCESS) return 9;
+    if (CU(cuMemcpyDtoH_v2)(&still, address, 1) != CUDA_SUCCESS || !is_whole_piece(address))
+      return 9;
     if (CU(cuIpcCloseMemHandle)(address) != CUDA_SUCCESS) return 8;
     ::unlink(done.c_str());
   }
@@ -368,11 +383,20 @@ int main(int argc, char** argv) {
   if (what == "export-to-child") export_to_child(argv[3]);
   if (what == "share") share_with_child(address, argv[3]);
   if (what == "share-large") share_it(address, argv[3]);
-  if (what == "share-small" || what == "share-tiny") {
-    CUdeviceptr small = 0;  // which the driver serves itself
-    const std::size_t bytes = what == "share-small" ? kMiB / 2 : kMiB / 16;
-    if (CU(cuMemAlloc_v2)(&small, bytes) != CUDA_SUCCESS) return 3;
-    share_it(small, argv[3]);
+  if (what == "share-small" || what == "share-tiny" || what == "share-piece") {
+    CUdeviceptr before = 0;
+    CUdeviceptr small = 0;
+    const std::size_t bytes = what == "share-tiny" ? kMiB / 16 : kMiB / 2;
+    if (what == "share-piece" && (CU(cuMemAlloc_v2)(&before, 100) != CUDA_SUCCESS ||
+                                  CU(cuMemsetD8_v2)(before, 9, 100) != CUDA_SUCCESS))
+      return 3;
+    if (CU(cuMemAlloc_v2)(&small, bytes) != CUDA_SUCCESS ||
+        CU(cuMemsetD8_v2)(small, kOfPiece, bytes) != CUDA_SUCCESS)
+      return 3;
+    if (what == "share-piece")
+      share_with_child(small, argv[3]);
+    else
+      share_it(small, argv[3]);
   }
   if (what == "fork") std::thread(&fork_all_the_time).detach();
   if (what == "fork-once") std::thread(&fork_once, std::string(argv[3])).detach();

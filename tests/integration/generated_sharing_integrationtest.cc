@@ -92,10 +92,6 @@ struct Case {
     }
     return one;
   }
-
-  // The driver cannot restore small memory that is open by CUDA IPC, and no process can give the
-  // others back what its owner has freed.
-  bool may_be_refused() const { return kinds.find('s') != std::string::npos; }
 };
 
 // A failed expectation, which ends the case.
@@ -316,15 +312,14 @@ class Job {
             content_of(dir_ / "out") + content_of(dir_ / "err")};
   }
 
-  // The tool, at one of these points; or it is refused, as may be.
+  // The tool, at one of these points.
   void killed_at(const Words& points, Words words) {
     words.insert(words.begin(), build_ / "bin/stasis");
     ::setenv("STASIS_FAULT", (points[(case_.seed + kills_++) % points.size()] + ":kill").c_str(),
              1);
     const auto [status, said] = run(words);
     ::unsetenv("STASIS_FAULT");
-    const bool refused = status == kNotSupported && case_.may_be_refused();
-    if (status != -1 && !refused)
+    if (status != -1)
       throw Failed{words[1] + ", to be killed: status " + std::to_string(status) + "\n" + said};
     must({"recover", "--all"});
   }
@@ -334,7 +329,7 @@ class Job {
     words.insert(words.begin(), build_ / "bin/stasis");
     const auto [status, said] = run(words);
     if (status == 0) return true;
-    if (status == kNotSupported && (may_be_refused || case_.may_be_refused())) return false;
+    if (status == kNotSupported && may_be_refused) return false;
     throw Failed{words[1] + ": status " + std::to_string(status) + "\n" + said};
   }
   void must(const Words& words) const {
@@ -370,7 +365,6 @@ class Job {
     words.insert(words.end(), besides.begin(), besides.end());
     if (criu(words)) return true;
     const std::string said = criu_said("dump");
-    if (case_.may_be_refused() && said.find("[not-supported]") != std::string::npos) return false;
     throw Failed{said};
   }
 
@@ -433,7 +427,7 @@ Case draw() {
   one.imports = *rc::gen::inRange(1U, 3 * one.pieces + 1);
   one.renew = *rc::gen::element(0U, 1U, 2U, 5U, 20U);
   one.kinds = *rc::gen::weightedElement<std::string>(
-      {{6, "dhi"}, {3, "d"}, {2, "h"}, {3, "i"}, {3, "di"}, {1, "dis"}});
+      {{6, "dhis"}, {3, "d"}, {2, "h"}, {3, "is"}, {3, "di"}, {2, "s"}});
   one.frees = *rc::gen::weightedElement<bool>({{5, false}, {1, true}});
   one.steps =
       *rc::gen::resize(4, rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::element(
@@ -458,7 +452,7 @@ TEST_F(GeneratedSharing, CasesThatFailedOnceDoNot) {
       // Memory of the host's, by the driver's path.
       "seed=1 processes=2 gpus=1 pieces=4 imports=0 renew=5 kinds=h frees=0 steps=vvs",
       // One of each step.
-      "seed=1 processes=3 gpus=2 pieces=4 imports=8 renew=5 kinds=dhi frees=0 steps=smdwlkxypq",
+      "seed=1 processes=3 gpus=2 pieces=4 imports=8 renew=5 kinds=dhis frees=0 steps=smdwlkxypq",
   };
   for (const std::string& text : cases)
     EXPECT_EQ(try_out(Case::of(text)), "");

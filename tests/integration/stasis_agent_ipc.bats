@@ -107,10 +107,26 @@ open_beside() {
   done
 }
 
-@test "small memory, which the driver shares itself, keeps its owner alone while it is open elsewhere" {
+@test "a small piece, which lies in a unit with others, leaves and comes back like a large one" {
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share-piece "$go"
+  cycle_by direct
+  open_there
+  assert_equal "$(told_of_sharing)" "green"
+  # What else it has the agent moves.
+  cycle_by direct
+  # After the driver has restored its owner, too.
+  closed_there
+  open_there
+  cycle_by direct
+  target_verifies
+}
+
+# As where the addresses for a unit cannot be had.
+@test "small memory that the driver shares itself keeps its owner alone while it is open elsewhere" {
   local path
   go=$BATS_TEST_TMPDIR/go
-  start_doing share-small "$go"
+  STASIS_SIM_FAULTS=reserve:error=2@2 start_doing share-small "$go"
   open_beside 1
   touch "$go"
   wait_until 30 test -s "$go.done.0"
@@ -129,9 +145,9 @@ open_beside() {
   target_verifies
 }
 
-@test "small memory of a program that the driver has restored cannot be opened by others any more: the driver's answer" {
+@test "small memory that the driver shares itself cannot be opened by others any more when it has restored the program" {
   go=$BATS_TEST_TMPDIR/go
-  start_doing share-small "$go"
+  STASIS_SIM_FAULTS=reserve:error=2@2 start_doing share-small "$go"
   open_beside 1
   touch "$go"
   wait_until 30 test -s "$go.done.0"

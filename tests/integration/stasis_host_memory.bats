@@ -138,7 +138,7 @@ END
   local within=(bash -c 'echo $$ >"$1/cgroup.procs" && exec timeout 60 stasis "${@:2}"' bash "$CGROUP")
   capture "${within[@]}" suspend "$TARGET" --json
   went driver
-  assert_contains "$(json 'd["notes"]')" "64.0 MiB of host memory to copy through (--ring), besides 64.0 MiB to come, do not fit under the memory limit of $CGROUP (116 MiB"
+  assert_contains "$(json 'd["notes"]')" "64.0 MiB of host memory to copy through (--ring), besides 68.0 MiB to come, do not fit under the memory limit of $CGROUP (116 MiB"
   capture "${within[@]}" resume "$TARGET" --json
   went driver
   refused_by 8 not-supported "${within[@]}" suspend "$TARGET" --path direct
