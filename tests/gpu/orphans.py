@@ -3,7 +3,7 @@
 
     orphans.py STATUS ends|frees|closes IMPORTERS
 
-Three pieces: one of the device's and one of the host's by descriptors, one by CUDA IPC. In every round each process
+Five pieces: one of the device's and one of the host's by descriptors, a large one and two small ones by CUDA IPC. In every round each process
 that has them writes its round into its word of each piece, waits until the others have written theirs, and checks
 what the owner wrote behind these words; so one that has a copy of its own stands still. STATUS.N says the round of
 process N, 0 being the owner, and STATUS that of the last. Runs until SIGTERM; ends with 1 if one of them does.
@@ -16,6 +16,7 @@ import sys
 import time
 
 SIZE = 4 << 20
+SIZES = [SIZE, SIZE, SIZE, 64 << 10, 300 << 10]
 WORDS = 16  # of 8 bytes, for the rounds; the content is behind them
 long = ctypes.c_uint64
 none, size = long(0), ctypes.c_size_t(SIZE)
@@ -65,7 +66,7 @@ def begin():
 
 
 def content(piece):
-    return bytes([17 * (piece + 1)]) * (SIZE - 8 * WORDS)
+    return bytes([17 * (piece + 1)]) * (SIZES[piece] - 8 * WORDS)
 
 
 class Sharer:
@@ -80,12 +81,12 @@ class Sharer:
                 mine = ctypes.c_uint64(number)
                 call("cuMemcpyHtoD_v2", long(place.value + 8 * self.number), ctypes.byref(mine), ctypes.c_size_t(8))
                 while True:
-                    call("cuMemcpyDtoH_v2", buffer, place, size)
+                    call("cuMemcpyDtoH_v2", buffer, place, ctypes.c_size_t(SIZES[piece]))
                     words = (ctypes.c_uint64 * WORDS).from_buffer(buffer)
                     if all(words[other] >= number for other in range(first, self.count + 1)):
                         break
                     time.sleep(0.002)
-                assert buffer.raw[8 * WORDS:] == content(piece), (self.number, piece, "content")
+                assert buffer.raw[8 * WORDS:SIZES[piece]] == content(piece), (self.number, piece, "content")
             write_status(f"{status}.{self.number}", f"round {number}\n")
             if self.number == self.count:
                 write_status(status, f"round {number} ok\n")
@@ -121,14 +122,17 @@ def own(sockets):
         call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, 1, none)
         places.append(mapped(handle))
         fds.append(fd.value)
-    places.append(long())
-    call("cuMemAlloc_v2", ctypes.byref(places[2]), size)
-    handle = Handle()
-    call("cuIpcGetMemHandle", ctypes.byref(handle), places[2])
+    handles = b""
+    for bytes_of_piece in SIZES[2:]:
+        places.append(long())
+        call("cuMemAlloc_v2", ctypes.byref(places[-1]), ctypes.c_size_t(bytes_of_piece))
+        handle = Handle()
+        call("cuIpcGetMemHandle", ctypes.byref(handle), places[-1])
+        handles += bytes(handle)
     for piece, place in enumerate(places):
-        call("cuMemcpyHtoD_v2", place, bytes(8 * WORDS) + content(piece), size)
+        call("cuMemcpyHtoD_v2", place, bytes(8 * WORDS) + content(piece), ctypes.c_size_t(SIZES[piece]))
     for one in sockets:
-        socket.send_fds(one, [bytes(handle)], fds)
+        socket.send_fds(one, [handles], fds)
         assert one.recv(1) == b"x"
         one.close()
     for fd in fds:
@@ -140,7 +144,8 @@ def own(sockets):
         Sharer(0, count, places).rounds(0)
     for place in places[:2]:
         call("cuMemUnmap", place, size)
-    call("cuMemFree_v2", places[2])
+    for place in places[2:]:
+        call("cuMemFree_v2", place)
     write_status(status + ".0", "round 0\n")
     while True:
         time.sleep(1)
@@ -148,15 +153,16 @@ def own(sockets):
 
 def take(number, owner, ready):
     begin()
-    content, fds, _, _ = socket.recv_fds(owner, 64, 2)
+    content, fds, _, _ = socket.recv_fds(owner, 64 * len(SIZES[2:]), 2)
     places = []
     for fd in fds:
         handle = long()
         call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd), 1)
         os.close(fd)
         places.append(mapped(handle))
-    places.append(long())
-    call("cuIpcOpenMemHandle_v2", ctypes.byref(places[2]), Handle.from_buffer_copy(content), 1)
+    for at in range(0, len(content), 64):
+        places.append(long())
+        call("cuIpcOpenMemHandle_v2", ctypes.byref(places[-1]), Handle.from_buffer_copy(content, at), 1)
     owner.send(b"x")
     owner.close()
     while not ready():

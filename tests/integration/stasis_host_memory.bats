@@ -157,7 +157,7 @@ END
   went direct
   wait_until 60 number_is_free
   refused_by 11 out-of-host-memory "${within[@]}" restore --images-dir "$image" --detach
-  assert_contains "$err" "to copy takes 64.0 MiB"
+  assert_contains "$err" "to copy takes 68.0 MiB"
   number_is_free
   capture "${within[@]}" restore --images-dir "$image" --detach --ring 8M --json
   went direct
