@@ -136,9 +136,9 @@ Name name_of_holder(std::uint64_t service) {
   return name;
 }
 
-void bind_as_holder(int fd, std::uint64_t service) {
+bool bind_as_holder(int fd, std::uint64_t service) {
   const Name name = name_of_holder(service);
-  (void)!::bind(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
+  return ::bind(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size) == 0;
 }
 
 bool same_user_or_root(int connection) {
@@ -456,7 +456,7 @@ void name_connection(int connection, std::uint64_t service) {
   if (is_connection(connection, service) &&
       ::getsockname(connection, reinterpret_cast<sockaddr*>(&found), &size) == 0 &&
       size == offsetof(sockaddr_un, sun_path))
-    bind_as_holder(connection, service);
+    (void)bind_as_holder(connection, service);
 }
 
 bool has_hung_up(int connection, const ShareKey& key) {
@@ -527,7 +527,11 @@ Fetched fetch(const ShareKey& key) {
   Fetched fetched;
   const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return fetched;
-  bind_as_holder(fd, key.service);
+  // Without a name no tool would see that this process has the memory.
+  if (!bind_as_holder(fd, key.service)) {
+    ::close(fd);
+    return fetched;
+  }
   const Name name = name_of(key.service);
   int connected = -1;
   do {
