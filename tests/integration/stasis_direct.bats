@@ -187,14 +187,14 @@ load agent_lib
 
 # path_in_ps: of TARGET.
 path_in_ps() {
-  done_by ps --json
+  done_by ps --json --timeout 30000
   json "next(p['path'] for p in d['processes'] if p['pid'] == $TARGET)"
 }
 
 @test "ps shows the path of who runs and of who is suspended" {
   start_agent memory --size 8M
   assert_equal "$(path_in_ps)" direct
-  done_by ps
+  done_by ps --timeout 30000
   [[ $out == *PATH*$'\n'*"$TARGET "*" running  direct  "* ]]
   done_by suspend "$TARGET"
   assert_equal "$(path_in_ps)" direct

@@ -456,7 +456,7 @@ untouched_yet() {
   local tool=$!
   wait_until 60 grep -q "it runs on" "$BATS_TEST_TMPDIR/out"
   wait_until 60 grep -qz "^attend$" "/proc/$tool/cmdline"
-  done_by ps --json
+  done_by ps --json --timeout 30000
   assert_equal "$(json "[p['pid'] for p in d['processes'] if p['pid'] in ($tool, $TARGET)]")" "[$TARGET]"
   ! grep -q libcuda "/proc/$tool/maps" || return 1
   assert_equal "$(<"/proc/$tool/comm")" stasis

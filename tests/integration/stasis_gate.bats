@@ -205,23 +205,23 @@ took_less_than() {
   export STASIS_SIM_GPUS=1x256M
   done_by suspend "$TARGET"
   let_go_without_room "there is room for its GPU memory"
-  done_by ps
+  done_by ps --timeout 30000
   [[ $out == *"$TARGET "*" waiting  direct  "* && $out == *"$HOG "*" running  driver  "* ]]
   assert_contains "$err" "process $TARGET stands still until there is room for its GPU memory"
   # Of one that it does not know stasis does not promise anything.
   agent_page version 1
-  done_by ps
+  done_by ps --timeout 30000
   assert_contains "$err" "use the stasis that came with it"
   agent_page version 4
   refused 11 out-of-gpu-memory recover "$TARGET"
-  done_by ps --json
+  done_by ps --json --timeout 30000
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['waiting']"
   assert_contains "$(json "[p['reason'] for p in d['processes'] if p['pid'] == $TARGET]")" "goes on by itself then"
   kill -KILL "$HOG"
   wait "$HOG" 2>/dev/null || true
   target_goes_on
   wait_until 60 agent_is 0
-  done_by ps
+  done_by ps --timeout 30000
   [[ $out == *"$TARGET "*" running  direct  "* && $err != *"stands still"* ]]
   target_verifies
 }
@@ -235,7 +235,7 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
     assert call(int(sys.argv[1]), None) == 0' "$TARGET"
   in_state running
   stands_still
-  done_by ps
+  done_by ps --timeout 30000
   [[ $out == *"$TARGET "*" waiting  direct  "* ]]
   assert_contains "$err" "process $TARGET stands still until \`stasis recover $TARGET\`"
   done_by recover "$TARGET"

@@ -499,14 +499,14 @@ suspends() {
   start_run --name trainer --every 600ms
   job_is_up
   told "saved to"
-  done_by ps --json
+  done_by ps --json --timeout 30000
   assert_equal "$(json 'd["processes"][0]["name"]')" trainer
-  done_by ps
+  done_by ps --timeout 30000
   assert_contains "$out" trainer
   wait_until 60 suspends
   assert_contains "$out" "suspended process 5000 "
   gpu_is_free
-  done_by ps --json # what it gets back
+  done_by ps --json --timeout 30000 # what it gets back
   assert_equal "$(json 'd["processes"][0]["gpu_memory"][0]["bytes"] > 0')" True
   told "not saved, because the job is suspended"
   # By its number out here it is the same one.
@@ -539,7 +539,7 @@ suspends() {
     </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   at_end_kill $!
   wait_until 60 target_is_up
-  done_by ps --json
+  done_by ps --json --timeout 30000
   assert_equal "$(json 'd["processes"][0]["name"]')" server
   done_by suspend server
   gpu_is_free

@@ -24,11 +24,11 @@ teardown() { end_stasis; }
   local first=$TARGET
   start_target memory --size 8M
   done_by suspend "$first"
-  done_by ps
+  done_by ps --timeout 30000
   # What a suspended one gets back is in parentheses.
   [[ $out =~ $first\ +[a-z]+\ +checkpointed\ +driver\ +0\ +\([0-9.]+\ MiB\)\ +[0-9]+\ s\ +-\ +stasis-workload ]]
   [[ $out =~ $TARGET\ +[a-z]+\ +running\ +driver\ +0\ +[0-9.]+\ MiB\ +[0-9]+\ s\ +-\ +stasis-workload ]]
-  done_by ps --json
+  done_by ps --json --timeout 30000
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $first]")" "['checkpointed']"
   assert_equal "$(json "[p['gpu_bytes'] for p in d['processes'] if p['pid'] == $TARGET][0] >= 8 << 20")" True
   assert_equal "$(json "[(p['gpu_bytes'], p['gpu_memory'][0]['bytes'] >= 32 << 20, p['path']) for p in d['processes'] if p['pid'] == $first]")" "[(0, True, 'driver')]"
@@ -104,7 +104,7 @@ looked() { (($(states_seen | wc -w) == $1)); }
   kill -KILL "$tool"
   wait_until 60 stands_in_ps "left behind by stasis suspend"
   done_by recover "$TARGET"
-  done_by ps
+  done_by ps --timeout 30000
   [[ $out != *"left behind"* ]]
   target_goes_on
   target_verifies
@@ -119,9 +119,9 @@ stands_in_ps() { stasis ps 2>/dev/null | grep -qF "$1"; }
   local evil_pid=$!
   echo "$evil_pid" >>"$targets"
   TARGET_STATUS=$BATS_TEST_TMPDIR/evil wait_until 60 target_is_up # which uses CUDA by then
-  done_by ps
+  done_by ps --timeout 30000
   [[ $out != *$'\e'* ]]
-  done_by ps --json
+  done_by ps --json --timeout 30000
   assert_equal "$(json "len([p for p in d['processes'] if p['pid'] == $evil_pid])")" 1
   done_by suspend "$evil_pid" --json
   assert_equal "$(json 'd["ok"]')" True
