@@ -5,7 +5,9 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -264,6 +266,47 @@ TEST(AgentClient, TakesNoFileThatAnotherUsersProgramServes) {
 }
 
 // There is always one more, and each answer takes its time.
+// To send by: a connection to this program, which asks who sends.
+TEST(AgentClient, SendsNothingToWhomTheAgentNames) {
+  for (const int type : {SOCK_SEQPACKET, SOCK_DGRAM}) {
+    const UniqueFd reader(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    socklen_t size = sizeof name.sun_family;  // the kernel finds a name
+    ASSERT_EQ(::bind(reader.get(), reinterpret_cast<const sockaddr*>(&name), size), 0);
+    size = sizeof name;
+    ASSERT_EQ(::getsockname(reader.get(), reinterpret_cast<sockaddr*>(&name), &size), 0);
+    if (type == SOCK_SEQPACKET) ASSERT_EQ(::listen(reader.get(), 1), 0);
+    const FakeAgent agent(kAgentSeals, [&](ControlPage& page) {
+      static int socket = -1;
+      int pair[2] = {-1, -1};
+      if (socket < 0) {
+        // One of a pair says whose the other end was, whatever it is connected to since.
+        if (type == SOCK_DGRAM && ::socketpair(AF_UNIX, type, 0, pair) == 0) {
+          socket = pair[0];
+          ::close(pair[1]);
+        } else {
+          socket = ::socket(AF_UNIX, type, 0);
+        }
+        if (::connect(socket, reinterpret_cast<const sockaddr*>(&name), size) != 0) ::_exit(1);
+      }
+      page.exported_count = 1;
+      page.shares[0].fd = socket;
+    });
+    auto client = agent.find();
+    ASSERT_TRUE(client.has_value() && client->has_value());
+    const UniqueFd piece(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const auto sent = (*client)->attach({{ShareId{1, 2}, &piece}}, milliseconds(60000));
+    ASSERT_FALSE(sent.has_value());
+    EXPECT_EQ(sent.error().code, ErrorCode::kNotSupported);
+    UniqueFd connection;
+    if (type == SOCK_SEQPACKET)
+      connection = UniqueFd(::accept4(reader.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    char byte = 0;
+    EXPECT_LE(::recv((connection.valid() ? connection : reader).get(), &byte, 1, MSG_DONTWAIT), 0);
+  }
+}
+
 TEST(AgentClient, WaitsOnceForAllThatIsShared) {
   const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = 0;

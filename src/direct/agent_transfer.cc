@@ -1,6 +1,8 @@
 // What goes between tool and agent besides numbers: the descriptors of the agent's memory, and
 // those of memory that processes share.
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -16,7 +18,25 @@
 namespace stasis::direct {
 namespace {
 
-// The socket is the target's to choose: nothing here waits for it.
+// Both ends of it were made by that process, as its agent makes them. A message that its reader
+// wants the sender of (SO_PASSCRED) says that it is from this user, and what it says is the
+// target's to choose: it goes to no other program. The other end of such a socket is the same for
+// ever.
+bool is_own_pair(const UniqueFd& socket, Pid pid) {
+  const auto number = [&](int option) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    (void)::getsockopt(socket.get(), SOL_SOCKET, option, &value, &size);
+    return value;
+  };
+  ucred other{};
+  socklen_t size = sizeof other;
+  return number(SO_DOMAIN) == AF_UNIX && number(SO_TYPE) == SOCK_SEQPACKET &&
+         ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
+         other.pid == pid.value;
+}
+
+// Nothing here waits for the target.
 bool send_descriptor(const UniqueFd& socket, ShareId id, int fd) {
   return send_with_descriptor(socket.get(), id.data(), sizeof id, fd, MSG_DONTWAIT);
 }
@@ -77,6 +97,13 @@ Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
   for (std::size_t done = 0; done < pieces.size();) {
     STASIS_TRY(ask(AgentCommand::kAttach, kOffer, timeout));
     STASIS_TRY_ASSIGN(auto socket, take_only_descriptor());
+    if (!is_own_pair(socket, pid_)) {
+      return fail(ErrorCode::kNotSupported,
+                  fmt::format("the agent in process {} has named something else than a socket of "
+                              "its own",
+                              pid_.value),
+                  "do not trust that process: its page is forged or damaged");
+    }
     for (const std::size_t end = std::min(done + kAtOnce, pieces.size()); done < end; ++done) {
       const auto& [id, descriptor] = pieces[done];
       if (!send_descriptor(socket, id, descriptor->get())) {
