@@ -67,7 +67,10 @@ Result<std::vector<GpuMapEntry>> wished_map() {
 // A connection that was closed holds its port for a minute more, and the job could not listen
 // there.
 void free_ports(const std::vector<std::uint16_t>& ports) {
-  const int left = proc::count_time_waits({ports.begin(), ports.end()}, true);
+  std::vector<proc::BoundSocket> sockets;
+  for (const std::uint16_t port : ports)
+    sockets.push_back(proc::BoundSocket::everywhere(port));
+  const int left = proc::count_time_waits(sockets, true);
   if (left == 0) return;
   log_warning(
       fmt::format("{} closed connection(s) still hold ports on which the job listens: if CRIU says "

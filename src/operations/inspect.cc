@@ -19,31 +19,6 @@
 namespace stasis {
 namespace {
 
-// Another program listens where the job did. An image with a network of its own brings its ports
-// along.
-Result<void> check_ports(const Manifest& manifest) {
-  const auto of_network = [](const FileRecord& file) {
-    return file.path.starts_with("criu/netdev-");
-  };
-  if (std::any_of(manifest.files.begin(), manifest.files.end(), of_network)) return {};
-  std::set<std::uint16_t> taken;
-  if (const auto sockets = proc::ProcFs().tcp_sockets(Pid{::getpid()})) {
-    for (const proc::InetSocket& socket : *sockets)
-      if (socket.listens) taken.insert(socket.local_port);
-  }
-  for (const ProcessRecord& process : manifest.processes) {
-    for (const std::uint16_t port : process.tcp_ports) {
-      if (!taken.contains(port)) continue;
-      return fail(
-          ErrorCode::kBusy,
-          fmt::format("process {} of the image listens on TCP port {}, which is in use here",
-                      process.pid.value, port),
-          fmt::format("end what listens there (ss -ltnp 'sport = :{}')", port));
-    }
-  }
-  return {};
-}
-
 MachineFacts probe_here(const Driver* driver, const Result<Criu>& criu) {
   MachineFacts out;
   utsname name = {};
@@ -158,7 +133,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
                                          out.manifest.criu_options.cgroups == CgroupMode::kIgnore,
                                          env ? std::min(elsewhere, mover_memory(*env, {})) : 0));
   enter("process-numbers", check_numbers(out.manifest));
-  enter("tcp-ports", check_ports(out.manifest));
+  enter("tcp-ports", check_ports(image));
   enter("open-files", check_files(image));
   out.used_up = files_used_up(image);
   enter("addresses", check_addresses(out.manifest, out.manifest.criu_options.tcp_close));

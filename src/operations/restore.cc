@@ -182,7 +182,8 @@ class RestoreRun {
     STASIS_TRY(check_rights(*image_));
     STASIS_TRY(check_numbers(manifest()));
     STASIS_TRY(check_addresses(manifest(), criu_options_.tcp_close, options_.addresses));
-    STASIS_TRY(wait_for_ports(env_, manifest()));
+    STASIS_TRY(wait_for_ports(env_, *image_, options_.addresses));
+    STASIS_TRY(check_ports(*image_, options_.addresses));
     return check_files(*image_);
   }
 

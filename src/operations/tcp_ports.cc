@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 
 #include "base/fd.h"
 #include "base/units.h"
+#include "criu/criu_sockets.h"
 #include "proc/tcp_ports.h"
 
 namespace stasis {
@@ -39,6 +41,13 @@ bool is_here(const std::string& address) {
       is_four ? reinterpret_cast<const sockaddr*>(&four) : reinterpret_cast<const sockaddr*>(&six);
   const auto size = static_cast<socklen_t>(is_four ? sizeof four : sizeof six);
   return ::bind(socket.get(), name, size) == 0 || errno != EADDRNOTAVAIL;
+}
+
+std::vector<std::string> texts_of(const std::vector<proc::BoundSocket>& sockets) {
+  std::vector<std::string> out;
+  for (const proc::BoundSocket& socket : sockets)
+    out.push_back(socket.text());
+  return out;
 }
 
 }  // namespace
@@ -76,26 +85,68 @@ Result<void> check_addresses(const Manifest& manifest, bool tcp_close,
                                    : "; a program that listens on all addresses does not need it"));
 }
 
-Result<void> wait_for_ports(const Environment& env, const Manifest& manifest) {
-  std::set<std::uint16_t> ports;
-  for (const ProcessRecord& record : manifest.processes)
-    ports.insert(record.tcp_ports.begin(), record.tcp_ports.end());
-  if (ports.empty() || proc::count_time_waits(ports, true) == 0) return {};
+namespace {
+
+// An image with a network of its own brings its ports along.
+bool has_own_network(const Manifest& manifest) {
+  return std::any_of(manifest.files.begin(), manifest.files.end(),
+                     [](const FileRecord& file) { return file.path.starts_with("criu/netdev-"); });
+}
+
+// Of the image's sockets, those that another one is in the way of.
+std::vector<proc::BoundSocket> taken_ports(const ImageReader& image,
+                                           const std::vector<AddressPair>& mapped) {
+  if (has_own_network(image.manifest())) return {};
+  std::vector<proc::BoundSocket> sockets = bound_sockets(image.criu_dir());
+  for (proc::BoundSocket& socket : sockets) {
+    const auto pair = std::find_if(mapped.begin(), mapped.end(), [&](const AddressPair& one) {
+      return std::memcmp(&one.from_bytes, &socket.address, sizeof socket.address) == 0;
+    });
+    if (pair != mapped.end()) socket.address = pair->to_bytes;
+  }
+  std::erase_if(sockets, [](const proc::BoundSocket& one) { return !proc::is_taken(one); });
+  return sockets;
+}
+
+}  // namespace
+
+Result<void> wait_for_ports(const Environment& env, const ImageReader& image,
+                            const std::vector<AddressPair>& mapped) {
+  const auto taken = taken_ports(image, mapped);
+  if (taken.empty() || proc::count_time_waits(taken, true) == 0) return {};
   env.tell(
       "waiting for TCP ports of the job: their last connections were closed less than a minute "
       "ago");
   const auto start = Clock::now();
-  while (proc::count_time_waits(ports, true) != 0) {
+  while (proc::count_time_waits(taken, true) != 0) {
     STASIS_TRY(env.interrupt.check());
     if (since(start) > kTimeWait) {
       // CRIU may know better, and says so if it does not.
       env.tell(fmt::format("closed connections still hold a port of the job, one of {}",
-                           fmt::join(ports, ", ")));
+                           fmt::join(texts_of(taken), ", ")));
       return {};
     }
     std::this_thread::sleep_for(kPoll);
   }
   return {};
+}
+
+Result<void> check_ports(const ImageReader& image, const std::vector<AddressPair>& mapped) {
+  auto taken = taken_ports(image, mapped);
+  std::erase_if(taken, [](const proc::BoundSocket& one) {
+    return proc::count_time_waits({one}, false) != 0 && !proc::is_listened_at(one);
+  });
+  if (taken.empty()) return {};
+  const proc::BoundSocket& first = taken.front();
+  const char* protocol = first.is_tcp ? "TCP" : "UDP";
+  return fail(
+      ErrorCode::kBusy,
+      fmt::format(
+          "a socket of the image has the {} port {}, which is in use here{}", protocol,
+          first.text(),
+          taken.size() == 1 ? "" : fmt::format(", as are {} more of its ports", taken.size() - 1)),
+      fmt::format("end what has it (ss -anp{} 'sport = :{}')", first.is_tcp ? 't' : 'u',
+                  first.port));
 }
 
 }  // namespace stasis

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -20,19 +21,21 @@
 namespace stasis::proc {
 namespace {
 
+constexpr std::uint8_t kFamilies[] = {AF_INET, AF_INET6};
+
 struct Request {
   nlmsghdr header;
   inet_diag_req_v2 body;
 };
 
-Request request(std::uint8_t family, std::uint16_t type, int flags) {
+Request request(std::uint8_t family, std::uint16_t type, int flags, int state) {
   Request out{};
   out.header.nlmsg_len = sizeof out;
   out.header.nlmsg_type = type;
   out.header.nlmsg_flags = static_cast<std::uint16_t>(NLM_F_REQUEST | flags);
   out.body.sdiag_family = family;
   out.body.sdiag_protocol = IPPROTO_TCP;
-  out.body.idiag_states = 1U << TCP_TIME_WAIT;
+  out.body.idiag_states = 1U << state;
   return out;
 }
 
@@ -43,10 +46,17 @@ bool ask(const UniqueFd& netlink, const Request& what) {
                   sizeof kernel) == sizeof what;
 }
 
-// The connections of a family in TIME_WAIT.
-std::vector<inet_diag_sockid> time_waits(const UniqueFd& netlink, std::uint8_t family) {
+UniqueFd open_netlink() {
+  UniqueFd out(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
+  if (out.valid()) ::setsockopt(out.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+  return out;
+}
+
+// The sockets of a family in that state.
+std::vector<inet_diag_sockid> sockets_in(const UniqueFd& netlink, std::uint8_t family, int state) {
   std::vector<inet_diag_sockid> out;
-  if (!ask(netlink, request(family, SOCK_DIAG_BY_FAMILY, NLM_F_DUMP))) return out;
+  if (!ask(netlink, request(family, SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, state))) return out;
   std::array<char, 32768> buffer;
   for (;;) {
     const ssize_t got = ::recv(netlink.get(), buffer.data(), buffer.size(), 0);
@@ -63,6 +73,18 @@ std::vector<inet_diag_sockid> time_waits(const UniqueFd& netlink, std::uint8_t f
       out.push_back(info.id);
     }
   }
+}
+
+// As BoundSocket has it.
+in6_addr local_address(std::uint8_t family, const inet_diag_sockid& id) {
+  in6_addr out{};
+  if (family == AF_INET6) {
+    std::memcpy(&out, id.idiag_src, sizeof out);
+    return out;
+  }
+  out.s6_addr[10] = out.s6_addr[11] = 0xff;
+  std::memcpy(&out.s6_addr[12], id.idiag_src, sizeof(in_addr));
+  return out;
 }
 
 }  // namespace
@@ -84,16 +106,18 @@ std::vector<std::uint16_t> TcpPorts::of(Pid pid) {
   return {ports.begin(), ports.end()};
 }
 
-int count_time_waits(const std::set<std::uint16_t>& ports, bool end) {
-  const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+int count_time_waits(const std::vector<BoundSocket>& sockets, bool end) {
+  const UniqueFd netlink = open_netlink();
   if (!netlink.valid()) return 0;
-  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
-  ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   int count = 0;
-  for (const std::uint8_t family : {std::uint8_t{AF_INET}, std::uint8_t{AF_INET6}}) {
-    for (const inet_diag_sockid& id : time_waits(netlink, family)) {
-      if (!ports.contains(ntohs(id.idiag_sport))) continue;
-      Request kill = request(family, SOCK_DESTROY, NLM_F_ACK);
+  for (const std::uint8_t family : kFamilies) {
+    for (const inet_diag_sockid& id : sockets_in(netlink, family, TCP_TIME_WAIT)) {
+      const in6_addr local = local_address(family, id);
+      const bool is_one = std::any_of(sockets.begin(), sockets.end(), [&](const BoundSocket& one) {
+        return one.is_tcp && one.port == ntohs(id.idiag_sport) && one.takes(local);
+      });
+      if (!is_one) continue;
+      Request kill = request(family, SOCK_DESTROY, NLM_F_ACK, TCP_TIME_WAIT);
       kill.body.id = id;
       struct {
         nlmsghdr header;
@@ -107,6 +131,22 @@ int count_time_waits(const std::set<std::uint16_t>& ports, bool end) {
     }
   }
   return count;
+}
+
+bool is_listened_at(const BoundSocket& socket) {
+  const UniqueFd netlink = open_netlink();
+  if (!netlink.valid()) return false;
+  for (const std::uint8_t family : kFamilies) {
+    for (const inet_diag_sockid& id : sockets_in(netlink, family, TCP_LISTEN)) {
+      BoundSocket listener;
+      listener.address = local_address(family, id);
+      listener.is_four = family == AF_INET;
+      if (ntohs(id.idiag_sport) == socket.port &&
+          (socket.takes(listener.address) || listener.takes(socket.address)))
+        return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace stasis::proc

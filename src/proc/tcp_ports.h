@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <vector>
 
+#include "proc/bound_socket.h"
 #include "proc/procfs.h"
 
 namespace stasis::proc {
@@ -31,9 +31,13 @@ class TcpPorts {
   std::map<ino_t, std::vector<InetSocket>> tables_;
 };
 
-// How many connections in state TIME_WAIT hold one of these local ports in this process's network
-// namespace. With `end`, ends them first, where the kernel (CONFIG_INET_DIAG_DESTROY) and our
-// privileges (CAP_NET_ADMIN) allow it. 0 also where the kernel does not tell.
-int count_time_waits(const std::set<std::uint16_t>& ports, bool end);
+// How many connections in state TIME_WAIT hold an address and a port of one of these in this
+// process's network namespace. With `end`, ends them first, where the kernel
+// (CONFIG_INET_DIAG_DESTROY) and our privileges (CAP_NET_ADMIN) allow it. 0 also where the kernel
+// does not tell.
+int count_time_waits(const std::vector<BoundSocket>& sockets, bool end);
+// Another socket of TCP listens at an address of this one. False also where the kernel does not
+// tell. Of one that is_taken().
+bool is_listened_at(const BoundSocket& socket);
 
 }  // namespace stasis::proc

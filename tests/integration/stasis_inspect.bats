@@ -178,16 +178,35 @@ edited() {
   assert_equal "$(check_of gpus)" image-corrupt
 }
 
-@test "a port that the job needs is looked at, and so is who asks" {
-  start_target memory --size 1M
-  dump_it
+# listens_at ADDRESS PORT: another program does, from now on.
+listens_at() {
   python3 -c 'import socket, sys, time
-s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen(); open(sys.argv[1], "w").write(str(s.getsockname()[1])); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
+s = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+s.bind((sys.argv[1], int(sys.argv[2]))); s.listen(); open(sys.argv[3], "w"); time.sleep(300)' \
+    "$1" "$2" "$BATS_TEST_TMPDIR/up" 3>&- &
   at_end_kill $!
-  wait_until 60 test -s "$BATS_TEST_TMPDIR/port"
-  edited "m['processes'][0]['tcp_ports'] = [$(<"$BATS_TEST_TMPDIR/port")]"
-  capture stasis inspect "$edited" --json
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/up"
+  rm "$BATS_TEST_TMPDIR/up"
+}
+@test "a port that the job needs is looked at, with its address, and so is who asks" {
+  local port
+  start_listening
+  dump_it
+  listens_at 127.0.0.2 "$port"
+  capture stasis inspect "$image" --json
+  assert_equal "$(check_of tcp-ports)" ok
+  restore_it
+  # A connection would be remembered for a minute.
+  grep -q "0100007F:$(printf %04X "$port") 00000000:0000 0A " /proc/net/tcp
+  target_goes_on
+  kill -9 -- -"$TARGET"
+  wait_until 60 number_is_free
+  listens_at ::ffff:127.0.0.1 "$port"
+  capture stasis inspect "$image" --json
   assert_equal "$(check_of tcp-ports)" busy
+  assert_contains "$out" "TCP port 127.0.0.1:$port"
+  refused 7 busy restore --images-dir "$image" --detach
+  assert_contains "$err" "ss -anpt 'sport = :$port'"
   chmod -R a+rX "$image"
   let_others_in
   capture setpriv --reuid 65534 --regid 65534 --clear-groups env STASIS_STATE_DIR="$BATS_TEST_TMPDIR/other" "$(command -v stasis)" inspect "$image" --json
