@@ -62,6 +62,14 @@ bool slurp(const std::string& path, std::string& out) {
 }
 
 bool read_target(int pid, std::uint64_t address, Found& out) {
+  // A process may keep the lock of its mappings for ever. This wait for it ends with SIGKILL, and
+  // so with the program; that of process_vm_readv(2) does not.
+  if (const Fd memory(
+          ::open(("/proc/" + std::to_string(pid) + "/mem").c_str(), O_RDONLY | O_CLOEXEC));
+      memory) {
+    char nothing = 0;
+    (void)!::pread(memory.get(), &nothing, sizeof nothing, 0);
+  }
   iovec to{&out, sizeof out};
   iovec from{reinterpret_cast<void*>(address), sizeof out};
   return ::process_vm_readv(pid, &to, 1, &from, 1, 0) == ssize_t{sizeof out};

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "proc/procfs.h"
 
 namespace stasis::proc {
@@ -77,10 +78,19 @@ Result<AddressSpace::Birth> AddressSpace::birth_of(Pid pid, const UniqueFd& memo
 }
 
 Result<AddressSpace> AddressSpace::open(Pid pid) {
+  auto opened = call_within(pid, [pid] { return open_now(pid); });
+  if (!opened) return fail(keeps_its_memory(pid));
+  return std::move(*opened);
+}
+
+Result<AddressSpace> AddressSpace::open_now(Pid pid) {
   auto memory = open_memory(pid);
   // The kernel says "not permitted" of one that has ended, too.
   if (!memory && has_ended(pid)) return fail(no_longer_there(pid));
   if (!memory) return fail(std::move(memory.error()));
+  // Nothing lies there; the answer waits for the lock of the process's mappings as any other does.
+  char byte = 0;
+  (void)::pread(memory->get(), &byte, sizeof byte, 0);
   STASIS_TRY_ASSIGN(auto birth, birth_of(pid, *memory));
   AddressSpace space(pid, std::move(*memory), std::move(birth));
   // An execve between the two would have bound this to what is no more, and compare it with what

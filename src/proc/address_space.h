@@ -25,7 +25,8 @@ namespace stasis::proc {
 
 class AddressSpace {
  public:
-  // kProcessGone; kNotPermitted: it wants the permission to trace the process. Opened by number:
+  // kProcessGone; kNotPermitted: it wants the permission to trace the process; kBusy, after five
+  // seconds: it keeps those who look into its memory. Opened by number:
   // a caller that holds a pidfd looks afterwards whether its process is still alive.
   static Result<AddressSpace> open(Pid pid);
 
@@ -68,6 +69,7 @@ class AddressSpace {
                              std::size_t size) const;
   std::size_t move_with_lesser_rights(Direction direction, std::uint64_t address, void* data,
                                       std::size_t size) const;
+  static Result<AddressSpace> open_now(Pid pid);
   static Result<UniqueFd> open_memory(Pid pid);
   static Result<Birth> birth_of(Pid pid, const UniqueFd& memory);
   // Whether it may go by number. kNotSupported.

@@ -298,5 +298,42 @@ TEST_F(AddressSpaceTest, APageThatAnotherUsersProgramHoldsBackIsNotWaitedFor) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 
+// A look into its memory waits for a file system that it serves itself.
+TEST_F(AddressSpaceTest, OneThatKeepsItsMappingsLockedIsNotWaitedForLong) {
+  auto* const server = static_cast<pid_t*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(server, MAP_FAILED);
+  const Child child([&] {
+    go_->store(fakes::keep_mappings_locked(*server) ? 2 : 3);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() >= 2; }));
+  if (go_->load() == 3) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  const fakes::ServerEnd end(*server, 30);
+  const ProcFs procfs;
+  const bool is_kept = wait_for([&] {
+    const auto threads = procfs.threads(child.pid());
+    return std::any_of(threads.begin(), threads.end(), [&](Tid thread) {
+      const auto info = procfs.thread(child.pid(), thread);
+      return info && info->state == 'D';
+    });
+  });
+  if (!is_kept) GTEST_SKIP() << "this kernel keeps nothing locked meanwhile";
+  const auto start = std::chrono::steady_clock::now();
+  const auto variables = procfs.environment(child.pid());
+  ASSERT_FALSE(variables);
+  EXPECT_EQ(variables.error().code, ErrorCode::kBusy);
+  const auto details = procfs.details(child.pid());
+  ASSERT_TRUE(details);
+  EXPECT_NE(details->uid, ::getuid());
+  const auto space = AddressSpace::open(child.pid());
+  ASSERT_FALSE(space);
+  EXPECT_EQ(space.error().code, ErrorCode::kBusy);
+  EXPECT_TRUE(may_trace(child.pid()));
+  // All of them together.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
 }  // namespace
 }  // namespace stasis::proc

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/fd.h"
 #include "proc/procfs.h"
 
@@ -156,6 +157,14 @@ std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
   }
 }
 
+// Before Linux 6.17 a read of it waits for the lock of the process's mappings.
+Result<UniqueFd> open_readable(const std::string& path) {
+  auto file = open_file(AT_FDCWD, path, O_RDONLY);
+  char byte = 0;
+  if (file) (void)::pread(file->get(), &byte, 1, 0);
+  return file;
+}
+
 }  // namespace
 
 Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t address) {
@@ -174,7 +183,9 @@ Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t ad
 Result<void> ProcFs::for_each_mapping(Pid pid,
                                       const std::function<bool(const Mapping&)>& visit) const {
   const std::string path = fmt::format("{}/{}/maps", root_, pid.value);
-  auto file = open_file(AT_FDCWD, path, O_RDONLY);
+  auto opened = call_within(pid, [path] { return open_readable(path); });
+  if (!opened) return fail(keeps_its_memory(pid));
+  auto& file = *opened;
   if (!file) return fail(why_unread(root_, pid, std::move(file.error())));
   const auto from = ask_for_each(*file, visit);
   if (!from) return {};

@@ -20,6 +20,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/fd.h"
 #include "proc/proc_mount.h"
 
@@ -37,22 +38,6 @@ Result<std::string> read_of(const std::string& root, Pid pid, const std::string&
   const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
   auto text = read_file(AT_FDCWD, path);
   if (!text) return fail(why_unread(root, pid, std::move(text.error())));
-  return text;
-}
-
-// The beginning of what a program has its words in.
-Result<std::string> words_of(const std::string& root, Pid pid, const std::string& name) {
-  const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
-  auto file = open_checked(AT_FDCWD, path, O_RDONLY, &is_regular_file);
-  if (!file) return fail(why_unread(root, pid, std::move(file.error())));
-  std::string text;
-  std::array<char, 16384> piece{};
-  while (text.size() < kMostWordBytes) {
-    const ssize_t got = TEMP_FAILURE_RETRY(::read(file->get(), piece.data(), piece.size()));
-    if (got < 0) return fail(why_unread(root, pid, errno_error("cannot read " + path, errno)));
-    if (got == 0) break;
-    text.append(piece.data(), static_cast<std::size_t>(got));
-  }
   return text;
 }
 
@@ -76,16 +61,6 @@ T number(std::string_view text) {
   T value{};
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
-}
-
-std::vector<std::string> split_at_nul(const std::string& text) {
-  std::vector<std::string> out;
-  for (std::size_t begin = 0; begin < text.size() && out.size() < kMostWords;) {
-    const std::size_t end = std::min(text.find('\0', begin), text.size());
-    out.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
 }
 
 }  // namespace
@@ -204,8 +179,9 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
   details.ns_pid = pid.value;
   for (int ns_pid = 0; ns_pids >> ns_pid;)
     details.ns_pid = ns_pid;
-  STASIS_TRY_ASSIGN(auto cmdline, words_of(root_, pid, "cmdline"));
-  details.argv = split_at_nul(cmdline);
+  auto argv = words(pid, "cmdline");
+  if (!argv && argv.error().code != ErrorCode::kBusy) return fail(std::move(argv.error()));
+  if (argv) details.argv = std::move(*argv);
   return details;
 }
 
@@ -304,11 +280,6 @@ Result<ThreadStatus> ProcFs::thread_status(Pid pid, Tid thread) const {
                       number<int>(field(text, "TracerPid")),
                       number<int>(field(text, "Seccomp")),
                       field(text, "NoNewPrivs") == "1"};
-}
-
-Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
-  STASIS_TRY_ASSIGN(auto text, words_of(root_, pid, "environ"));
-  return split_at_nul(text);
 }
 
 Result<std::vector<OpenFile>> ProcFs::open_files(Pid pid) const {
@@ -472,6 +443,13 @@ std::string kernel_release() {
 
 bool may_trace(Pid pid) {
   char byte = 0;
+  // Not even SIGKILL would end the wait of process_vm_readv(2).
+  const auto looked = call_within(pid, [path = fmt::format("/proc/{}/mem", pid.value)] {
+    char nothing = 0;
+    const auto memory = open_file(AT_FDCWD, path, O_RDONLY);
+    return memory && ::pread(memory->get(), &nothing, sizeof nothing, 0) > 0;
+  });
+  if (!looked) return true;
   const iovec local{&byte, 1};
   const iovec nowhere{nullptr, 1};
   // EFAULT (address 0 is not mapped) means that permission was not the problem, nor is it with

@@ -79,10 +79,12 @@ struct InetSocket {
 };
 
 struct ProcessDetails {
-  unsigned uid = 0;               // effective user
-  int tracer = 0;                 // which thread traces it, 0 if none
-  int ns_pid = 0;                 // its number in its innermost PID namespace
-  std::vector<std::string> argv;  // empty for a kernel thread or a zombie; the first kMostWords
+  unsigned uid = 0;  // effective user
+  int tracer = 0;    // which thread traces it, 0 if none
+  int ns_pid = 0;    // its number in its innermost PID namespace
+  // Empty for a kernel thread, a zombie, and where the kernel keeps the process's memory
+  // (keeps_its_memory()); the first kMostWords.
+  std::vector<std::string> argv;
 };
 
 // A program can have the kernel show any of its memory as its arguments and its environment
@@ -194,6 +196,7 @@ class ProcFs {
 
  private:
   Result<std::uint64_t> own_capabilities(const char* set) const;
+  Result<std::vector<std::string>> words(Pid pid, const std::string& name) const;
   Result<std::vector<InetSocket>> inet_sockets(Pid pid, std::string_view protocol) const;
   Result<void> check_children(Pid parent, const std::set<Pid>& seen) const;
   // A figure of /proc/meminfo, in bytes.
@@ -206,6 +209,9 @@ class ProcFs {
 // read; anything else (no descriptors left, no memory) means that we could not ask, not that there
 // is no process.
 Error why_unread(const std::string& root, Pid pid, Error why);
+// kBusy: a thread of the process keeps the lock of its mappings, and with it all who look into its
+// memory (base/call_within.h).
+Error keeps_its_memory(Pid pid);
 
 // Parses one line of /proc/PID/stat; kInternal if it is none. Split out for tests: the name may
 // hold blanks and brackets.

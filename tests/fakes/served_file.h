@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -72,7 +73,12 @@ std::vector<char> body(const Body& of) {
       out.attr = attributes(in.nodeid);
       answer = body(out);
     } else if (in.opcode == FUSE_OPEN) {
-      answer = body(fuse_open_out{});
+      fuse_open_in how{};
+      std::memcpy(&how, request.data() + sizeof in, sizeof how);
+      fuse_open_out out{};
+      // To map it then waits for a read of it by another one, with the process's mappings locked.
+      if ((how.flags & O_NONBLOCK) != 0) out.open_flags = FOPEN_DIRECT_IO | FOPEN_KEEP_CACHE;
+      answer = body(out);
     } else if (in.opcode == FUSE_READ || in.opcode == FUSE_FLUSH || in.opcode == FUSE_FORGET ||
                in.opcode == FUSE_BATCH_FORGET || in.opcode == FUSE_INTERRUPT) {
       continue;
@@ -131,13 +137,26 @@ inline int open_served_file(pid_t& server, int flags = O_RDWR) {
   return ::open("/mnt/file", flags | O_CLOEXEC);
 }
 
-// Ends the server after five seconds, or with its own end.
+// Keeps the lock of this process's mappings until the server ends. The same where it cannot be.
+inline bool keep_mappings_locked(pid_t& server) {
+  const int file = open_served_file(server, O_RDONLY);
+  if (file < 0) return false;
+  std::thread([file] {
+    char byte = 0;
+    (void)!::pread(file, &byte, 1, 0);
+  }).detach();
+  ::usleep(200000);  // it has begun
+  const int direct = ::open("/mnt/file", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  std::thread([direct] { (void)::mmap(nullptr, 1, PROT_READ, MAP_PRIVATE, direct, 0); }).detach();
+  return direct >= 0;
+}
+
+// Ends the server after five seconds, or as many as are said, or with its own end.
 class ServerEnd {
  public:
-  explicit ServerEnd(pid_t server)
-      : watch_([this, server] {
-          constexpr int kTenthsOfASecond = 50;
-          for (int i = 0; i < kTenthsOfASecond && !is_over_; ++i)
+  explicit ServerEnd(pid_t server, int seconds = 5)
+      : watch_([this, server, seconds] {
+          for (int i = 0; i < 10 * seconds && !is_over_; ++i)
             ::usleep(100000);
           ::kill(server, SIGKILL);
         }) {}

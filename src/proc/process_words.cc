@@ -1,0 +1,67 @@
+// A program's arguments and environment, which lie in its memory and are what it likes.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include "base/call_within.h"
+#include "base/fd.h"
+#include "proc/procfs.h"
+
+namespace stasis::proc {
+namespace {
+
+// The beginning of them.
+Result<std::string> read_words(const std::string& path) {
+  STASIS_TRY_ASSIGN(const auto file, open_checked(AT_FDCWD, path, O_RDONLY, &is_regular_file));
+  std::string text;
+  std::array<char, 16384> piece{};
+  while (text.size() < kMostWordBytes) {
+    const ssize_t got = TEMP_FAILURE_RETRY(::read(file.get(), piece.data(), piece.size()));
+    if (got < 0) return fail(errno_error("cannot read " + path, errno));
+    if (got == 0) break;
+    text.append(piece.data(), static_cast<std::size_t>(got));
+  }
+  return text;
+}
+
+std::vector<std::string> split_at_nul(const std::string& text) {
+  std::vector<std::string> out;
+  for (std::size_t begin = 0; begin < text.size() && out.size() < kMostWords;) {
+    const std::size_t end = std::min(text.find('\0', begin), text.size());
+    out.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+Error keeps_its_memory(Pid pid) {
+  return Error{
+      ErrorCode::kBusy,
+      fmt::format("the kernel does not let the memory of process {} be looked at: a thread "
+                  "of it waits in the middle of a change of its mappings",
+                  pid.value),
+      "see what it waits for: `cat /proc/" + std::to_string(pid.value) +
+          "/task/*/wchan`; a file system that a program serves (FUSE), or of another "
+          "machine (NFS)"};
+}
+
+Result<std::vector<std::string>> ProcFs::words(Pid pid, const std::string& name) const {
+  const std::string path = fmt::format("{}/{}/{}", root_, pid.value, name);
+  auto text = call_within(pid, [path] { return read_words(path); });
+  if (!text) return fail(keeps_its_memory(pid));
+  if (!*text) return fail(why_unread(root_, pid, std::move(text->error())));
+  return split_at_nul(**text);
+}
+
+Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
+  return words(pid, "environ");
+}
+
+}  // namespace stasis::proc
