@@ -7,10 +7,13 @@
 #include <fmt/format.h>
 
 #include "proc/awake_thread.h"
+#include "proc/bounded_seize.h"
 
 namespace stasis {
 
-Result<void> bring_stopped_to(Process& process, CudaState wanted, std::chrono::milliseconds limit) {
+namespace {
+
+Result<void> bring_to(Process& process, CudaState wanted, std::chrono::milliseconds limit) {
   constexpr std::chrono::seconds kLockTimeout{30};
   std::vector<proc::AwakeThread> awake;
   const auto now = proc::ProcFs().process(process.pid());
@@ -41,6 +44,12 @@ Result<void> bring_stopped_to(Process& process, CudaState wanted, std::chrono::m
   if (!*result) return std::move(*result);
   if (!held) return held;
   return stopped ? process.pidfd().signal(SIGCONT) : Result<void>();
+}
+
+}  // namespace
+
+Result<void> bring_stopped_to(Process& process, CudaState wanted, std::chrono::milliseconds limit) {
+  return trace_on_own_thread([&] { return bring_to(process, wanted, limit); });
 }
 
 }  // namespace stasis

@@ -228,6 +228,10 @@ constexpr std::array kRules = {
     CriuRule{"Unable to interrupt task", "", kBusy,  // seen
              "another program traces the process, or this user may not stop it",
              "end the debugger or tracer (strace, gdb) that holds it; or run as root"},
+    CriuRule{"Timeout reached. Try to interrupt", "", kCriuFailed,  // seen
+             "a process could not be stopped in time: a thread of it is in a system call that "
+             "nothing interrupts, or executes a program whose file does not come (FUSE, NFS)",
+             "see which one (`ps -eLo pid,tid,stat,wchan`), and try again when it has gone on"},
     CriuRule{"SEIZE ", "", kBusy, "the process could not be stopped",
              "end a debugger or tracer (strace, gdb) that holds it, then try again"},
     CriuRule{

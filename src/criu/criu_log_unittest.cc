@@ -137,6 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
               ErrorCode::kCriuFailed, "--no-io-uring"},
         Known{"send_fds failed (-22)", ErrorCode::kCriuFailed, "--no-io-uring"},
         Known{"SEIZE 12: task not stopped after seize", ErrorCode::kBusy, "debugger"},
+        Known{"Timeout reached. Try to interrupt: 0", ErrorCode::kCriuFailed, "gone on"},
         Known{"Effective capability 40 missing", ErrorCode::kNotPermitted, "run as root"},
         Known{"Can't write to image: No space left on device", ErrorCode::kNoSpace, "free space"},
         Known{"Tracking memory is not available. Consider omitting --track-mem option.",

@@ -37,6 +37,7 @@
 #include "operations/refusals.h"
 #include "operations/rollback.h"
 #include "operations/socket_state.h"
+#include "proc/bounded_seize.h"
 #include "proc/tcp_connections.h"
 #include "proc/tiles.h"
 
@@ -200,6 +201,8 @@ class DumpRun {
   // The image's directory; and what cannot be dumped is refused before anything is touched.
   Result<void> get_ready() {
     STASIS_TRY(check_content(group(), fmt::format("`stasis resume {}`", root_.value)));
+    for (const proc::ProcessInfo& info : group().infos())
+      STASIS_TRY(proc::check_can_be_stopped(info.pid));
     if (const auto needs = who_needs(path_)) {
       return fail(
           ErrorCode::kBusy,

@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/bounded_seize.h"
 #include "proc/procfs.h"
 #include "proc/ptrace_status.h"
 
@@ -95,7 +96,12 @@ Result<AwakeThread> AwakeThread::seize(Pid pid, Tid thread) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   AwakeThread awake(pid, thread, true);
-  STASIS_TRY(request(pid, thread, PTRACE_SEIZE, 0, nullptr, "trace"));
+  if (proc::seize(thread, 0) != 0) {
+    if (errno == EINTR) return fail(held_by_an_execve(pid));
+    if (errno == ESRCH) return fail(gone(pid, thread));
+    return fail(errno_error(
+        fmt::format("cannot trace thread {} of process {}", thread.value, pid.value), errno));
+  }
   // The thread is stopped, and reports it at once. PTRACE_INTERRUPT would stop it once more after
   // that.
   auto alive = awake.wait_for_stop();

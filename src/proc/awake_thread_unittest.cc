@@ -1,12 +1,15 @@
 #include "proc/awake_thread.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <functional>
 #include <thread>
@@ -14,8 +17,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proc/bounded_seize.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
+#include "tests/fakes/served_file.h"
 
 namespace stasis::proc {
 namespace {
@@ -262,6 +267,44 @@ TEST(RunBeside, TakesNoSignals) {
   sigset_t ours;
   ::pthread_sigmask(SIG_SETMASK, nullptr, &ours);
   EXPECT_EQ(sigismember(&ours, SIGALRM), 0);
+}
+
+// The kernel has a tracer wait for it, whatever signals come.
+TEST(AwakeThread, OneWhoseProcessExecutesAFileThatDoesNotComeIsNotWaitedForLong) {
+  struct Place {
+    std::atomic<int> step;
+    pid_t server;
+  };
+  auto* const place = static_cast<Place*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(place, MAP_FAILED);
+  const fakes::Child child([&] {
+    if (fakes::open_served_file(place->server, O_RDONLY) < 0) place->step = 2;
+    std::thread([&] {
+      place->step = std::max(place->step.load(), 1);
+      ::execl("/mnt/file", "file", nullptr);
+    }).detach();
+    for (;;)
+      ::pause();
+  });
+  while (place->step == 0)
+    ::usleep(1000);
+  if (place->step == 2) GTEST_SKIP() << "not root, or no FUSE here";
+  ::usleep(200000);
+  ASSERT_EQ(::kill(child.pid().value, SIGSTOP), 0);
+  const fakes::ServerEnd end(place->server, 20);
+  const auto start = std::chrono::steady_clock::now();
+  const auto done = trace_on_own_thread([&]() -> Result<void> {
+    STASIS_TRY(AwakeThread::seize(child.pid(), Tid{child.pid().value}));
+    return {};
+  });
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kBusy);
+  EXPECT_NE(done.error().message.find("executing"), std::string::npos) << done.error().message;
+  const auto may = check_can_be_stopped(child.pid());
+  ASSERT_FALSE(may);
+  EXPECT_EQ(may.error().code, ErrorCode::kBusy);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
 }  // namespace

@@ -11,11 +11,16 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "base/scope_guard.h"
+#include "proc/procfs.h"
 #include "proc/ptrace_status.h"
 
 namespace stasis {
@@ -113,6 +118,62 @@ long seize(Tid thread, long options) {
   (void)::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   errno = number;
   return result;
+}
+
+Error held_by_an_execve(Pid pid) {
+  return Error{
+      ErrorCode::kBusy,
+      fmt::format("process {} cannot be traced: it is executing another program, whose "
+                  "file does not come (FUSE, NFS)",
+                  pid.value),
+      fmt::format("end what holds that file back, or the process (`kill -9 {}`)", pid.value)};
+}
+
+namespace {
+
+// How often it was taken off a processor, if it is in such a call now.
+std::optional<std::uint64_t> uninterrupted(Pid pid, Tid thread) {
+  const ProcFs procfs;
+  const auto info = procfs.thread(pid, thread);
+  if (!info || info->state != 'D') return std::nullopt;
+  const auto status = procfs.thread_status(pid, thread);
+  return status ? std::optional(status->switches) : std::nullopt;
+}
+
+Result<void> check_is_interrupted(Pid pid) {
+  constexpr milliseconds kLimit{2000};
+  constexpr milliseconds kPause{20};
+  std::map<Tid, std::uint64_t> waiting;
+  for (const Tid thread : ProcFs().threads(pid))
+    if (const auto switches = uninterrupted(pid, thread)) waiting.emplace(thread, *switches);
+  const auto end = std::chrono::steady_clock::now() + kLimit;
+  while (!waiting.empty() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kPause);
+    std::erase_if(waiting,
+                  [&](const auto& one) { return uninterrupted(pid, one.first) != one.second; });
+  }
+  if (waiting.empty()) return {};
+  const Tid thread = waiting.begin()->first;
+  return fail(
+      ErrorCode::kBusy,
+      fmt::format("thread {} of process {} is in a system call that nothing interrupts, for "
+                  "seconds already, so that CRIU could not stop it",
+                  thread.value, pid.value),
+      fmt::format("try again when that has ended; what it waits for is in "
+                  "/proc/{}/task/{}/wchan (a file system that does not answer, or a child "
+                  "by vfork)",
+                  pid.value, thread.value));
+}
+
+}  // namespace
+
+Result<void> check_can_be_stopped(Pid pid) {
+  // One thread will do: the kernel's lock is the process's.
+  STASIS_TRY(trace_on_own_thread([&]() -> Result<void> {
+    if (seize(Tid{pid.value}, 0) != 0 && errno == EINTR) return fail(held_by_an_execve(pid));
+    return {};
+  }));
+  return check_is_interrupted(pid);
 }
 
 }  // namespace proc

@@ -19,6 +19,12 @@ namespace proc {
 // ptrace(PTRACE_SEIZE) with these options; errno. EINTR after five seconds on a thread of
 // trace_on_own_thread(), for which SIGRTMAX - 2 gets a handler if it has none; on others it waits.
 long seize(Tid thread, long options);
+// kBusy: what EINTR of seize() is about.
+Error held_by_an_execve(Pid pid);
+// kBusy if CRIU could not stop this process now, at which it would try for twenty seconds with all
+// of the job standing still: a trace of it cannot begin, or a thread of it is in a system call that
+// nothing interrupts, for two seconds already (a file system that does not answer, vfork(2)).
+Result<void> check_can_be_stopped(Pid pid);
 
 }  // namespace proc
 }  // namespace stasis

@@ -68,14 +68,7 @@ bool cannot_be_traced(Pid pid, Tid thread) {
 }
 
 Error cannot_stop(Pid pid, int error_number) {
-  if (error_number == EINTR) {
-    return Error{
-        ErrorCode::kBusy,
-        fmt::format("process {} cannot be traced: it is executing another program, whose "
-                    "file does not come (FUSE, NFS)",
-                    pid.value),
-        fmt::format("end what holds that file back, or the process (`kill -9 {}`)", pid.value)};
-  }
+  if (error_number == EINTR) return held_by_an_execve(pid);
   const auto details = ProcFs().details(pid);
   if (details && details->tracer != 0) {
     return Error{ErrorCode::kBusy,

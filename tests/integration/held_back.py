@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""held_back.py FOLDER: a CUDA program with code of a file that a process of its own serves (FUSE), in a
+"""held_back.py FOLDER [execute]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
 user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
-FUSE device in FOLDER/fuse. Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
+FUSE device in FOLDER/fuse. With `execute` a child of it executes that file.
+Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
 import ctypes
 import mmap
 import os
@@ -17,7 +18,7 @@ FORGETS, ENOSYS = (2, 36, 42), 38
 
 
 def attributes(node: int) -> bytes:
-    mode, size = (0o40755, 0) if node == 1 else (0o100644, SIZE)
+    mode, size = (0o40755, 0) if node == 1 else (0o100755, SIZE)
     return struct.pack("6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
@@ -78,6 +79,8 @@ os.close(fuse)
 beside(lambda: code[SIZE - 1])
 while not os.path.exists(folder + "/held"):
     time.sleep(0.01)
+if sys.argv[2:] == ["execute"] and os.fork() == 0:
+    os.execv(folder + "/served/code", ["code"])
 cuda = ctypes.CDLL("libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
 assert cuda.cuInit(0) == 0

@@ -222,9 +222,8 @@ driver_is_idle() { ! held_up; }
   nothing_left
 }
 
-@test "code of a file whose server, another user, holds its pages back holds no tool" {
-  need_root "another user"
-  local shared verb
+# start_held_back [ARGUMENT]: another user's program, $TARGET, with a file whose pages are held back; in $shared.
+start_held_back() {
   shared=$(mktemp -d /tmp/stasis-held-XXXXXX)
   echo "$shared" >"$BATS_TEST_TMPDIR/shared"
   export STASIS_SIM_DIR=$shared/sim
@@ -233,7 +232,7 @@ driver_is_idle() { ! held_up; }
   cp "$BATS_TEST_DIRNAME/held_back.py" "$shared"
   mknod -m 666 "$shared/fuse" c 10 229 || skip "no devices can be made here"
   (exec_on_gpu setsid setpriv --reuid 65534 --regid 65534 --clear-groups \
-    unshare --user --map-root-user --mount python3 "$shared/held_back.py" "$shared") \
+    unshare --user --map-root-user --mount python3 "$shared/held_back.py" "$shared" "$@") \
     </dev/null >"$shared/log" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
@@ -241,6 +240,11 @@ driver_is_idle() { ! held_up; }
   [[ ! -e $shared/none ]] || skip "no FUSE here"
   at_end_kill "$(<"$shared/server")"
   chmod -R a+rwX "$STASIS_SIM_DIR"
+}
+@test "code of a file whose server, another user, holds its pages back holds no tool" {
+  need_root "another user"
+  local shared verb
+  start_held_back
   for verb in "suspend $TARGET" ps "recover --all" "resume $TARGET"; do
     # Where it hangs, nothing but the server's end ends it.
     # shellcheck disable=SC2086
@@ -248,6 +252,14 @@ driver_is_idle() { ! held_up; }
     wait_until 20 has_ended $! || { kill -9 "$(<"$shared/server")"; cat "$shared/said"; return 1; }
     wait $! || { cat "$shared/said"; return 1; }
   done
+}
+@test "a job of which a process waits where nothing interrupts it is not stopped for a dump" {
+  need_root "another user"
+  local shared
+  start_held_back execute
+  refused 7 busy dump "$TARGET" --images-dir "$image" --leave-running --ignore-obstacles
+  assert_contains "$err" "is in a system call that nothing interrupts"
+  nothing_left
 }
 has_ended() { [[ ! -e /proc/$1 ]] || grep -q '^State:.Z' "/proc/$1/status"; }
 
