@@ -163,21 +163,28 @@ Result<void> check_owners_live(const std::vector<ProcessShares>& importers,
 }
 
 // A piece by CUDA IPC says how often it is open, and a process how many others have memory of its
-// by descriptor. The process that says more than the others do.
+// by descriptor. The process that says more than the others of its user and root's do: an agent
+// gives nothing to another user, whose process may have forged that it has it.
 struct OpenElsewhere {
   Pid pid;
   std::uint64_t service = 0;
 };
 
 std::optional<OpenElsewhere> open_elsewhere(const std::vector<ProcessShares>& processes) {
-  std::map<ShareId, std::uint32_t> known;
+  constexpr unsigned kRoot = 0;
+  std::map<std::pair<unsigned, ShareId>, std::uint32_t> known;
   for (const ProcessShares& process : processes)
     for (const Share& share : process.shares)
-      if (share.role == ShareRole::kImporter || share.role == ShareRole::kHolder) ++known[share.id];
+      if (share.role == ShareRole::kImporter || share.role == ShareRole::kHolder)
+        ++known[{process.uid, share.id}];
+  const auto believed = [&](unsigned uid, const ShareId& id) {
+    return known[{uid, id}] + (uid == kRoot ? 0 : known[{kRoot, id}]);
+  };
   for (const ProcessShares& process : processes) {
     for (const Share& share : process.shares) {
       const bool says = share.role == ShareRole::kOwner || share.role == ShareRole::kLender;
-      if (says && share.open > known[share.id]) return OpenElsewhere{process.pid, share.id[0]};
+      if (says && share.open > believed(process.uid, share.id))
+        return OpenElsewhere{process.pid, share.id[0]};
     }
   }
   return std::nullopt;

@@ -125,6 +125,20 @@ TEST(Sharing, WhatIsImportedElsewhereByDescriptorIsToldByTheOwner) {
   EXPECT_FALSE(any_imports({owner, {Pid{12}, 0, {holds(1)}}}));
 }
 
+TEST(Sharing, WhatAnotherUsersProcessSaysHidesNoOther) {
+  for (const Share& forged : {holds(1), imported(1, 1)}) {
+    const ProcessShares owner{Pid{10}, 1000, {owned(1, 1, 1), lends(1, 1)}};
+    const std::vector<Share> real = {holds(1), imported(1, 1)};
+    EXPECT_TRUE(check_sharing({owner, {Pid{11}, 1000, real}}));
+    EXPECT_FALSE(check_sharing({owner, {Pid{11}, 1001, {forged}}}));
+    EXPECT_TRUE(may_settle({owner, {Pid{11}, 1001, {forged}}}));
+  }
+  EXPECT_EQ(refused({{Pid{10}, 1000, {lends(1, 1)}}, {Pid{11}, 1001, {holds(1)}}},
+                    "process 10 has made it"),
+            ErrorCode::kNotSupported);
+  EXPECT_TRUE(check_sharing({{Pid{10}, 1000, {lends(1, 1)}}, {Pid{11}, 0, {holds(1)}}}));
+}
+
 TEST(Sharing, WhatADeviceOrAnotherHostHasIsRefused) {
   const Share outside{ShareId{}, 2 * kMiB, ShareRole::kOutside, 0};
   EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1), outside, outside}}}, "process 10 has given out 2"),
