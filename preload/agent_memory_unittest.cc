@@ -340,6 +340,43 @@ TEST_F(AgentMemory, SmallPiecesGoWithTheirContext) {
   EXPECT_EQ(own::cuMemFree_v2(here), CUDA_SUCCESS);
 }
 
+// Another thread allocates before the driver ends what the context holds, and behind it.
+TEST_F(AgentMemory, SmallPiecesOfAContextThatIsResetGoWithTheirUnit) {
+  fake().contexts[FakeDriver::kPrimary] = 0;
+  CUcontext primary = nullptr;
+  ASSERT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+  fake().current = {primary};
+  (void)allocated(512);
+  CUdeviceptr beside = 0;
+  fake().within("cuDevicePrimaryCtxReset", [&] { beside = allocated(512); });
+  ASSERT_EQ(own::cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_EQ(tables().allocations.size(), 0U);
+  EXPECT_EQ(own::cuMemFree_v2(beside), CUDA_ERROR_INVALID_VALUE);
+  const auto after = allocated(512);
+  EXPECT_EQ(fake().live_objects(), 1);
+  EXPECT_EQ(own::cuMemFree_v2(after), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+}
+
+TEST_F(AgentMemory, TwoThreadsThatMakeTheFirstSmallPieceShareItsUnit) {
+  CUdeviceptr other = 0;
+  fake().within("cuMemCreate", [&] { other = allocated(512); });
+  const auto one = allocated(512);
+  EXPECT_EQ(one, other + 512);
+  EXPECT_EQ(fake().live_objects(), 1);
+  // A unit that the other has filled meanwhile.
+  CUdeviceptr filling = 0;
+  fake().within("cuMemCreate", [&] { filling = allocated(2 * kMiB - 512); });
+  const auto two = allocated(2 * kMiB - 512);
+  EXPECT_EQ(fake().live_objects(), 3);
+  EXPECT_FALSE(fake().own_allocations.contains(two));
+  for (const auto address : {one, other, filling, two})
+    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(fake().live_objects(), 0);
+  EXPECT_TRUE(fake().reserved.empty());
+}
+
 TEST_F(AgentMemory, SmallPiecesAreAccessibleToPeersThatWereEnabledBefore) {
   CUcontext peer = nullptr;
   ASSERT_EQ(own::cuCtxCreate_v2(&peer, 0, 1), CUDA_SUCCESS);
@@ -748,7 +785,9 @@ TEST_F(AgentMemory, WhatIsAllocatedInAGreenContextIsThePrimarys) {
 // already.
 TEST_F(AgentMemory, ANewContextKeepsItsMemoryWhileTheEndedOneOfItsHandleIsDropped) {
   const auto old = allocated(4 * kMiB);
+  const auto old_small = allocated(512);
   CUdeviceptr fresh = 0;
+  CUdeviceptr fresh_small = 0;
   fake().within("cuCtxDestroy", [&] {
     fake().next_handle = reinterpret_cast<std::uintptr_t>(context_) >> 8;
     fake().current.clear();
@@ -757,11 +796,14 @@ TEST_F(AgentMemory, ANewContextKeepsItsMemoryWhileTheEndedOneOfItsHandleIsDroppe
     ASSERT_EQ(second, context_);
     fake().next_handle += 100;
     fresh = allocated(2 * kMiB);
+    fresh_small = allocated(512);
   });
   ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
-  EXPECT_EQ(movable_bytes(), 2 * kMiB);
+  EXPECT_EQ(movable_bytes(), 4 * kMiB);
   EXPECT_FALSE(fake().maps.contains(old));
+  EXPECT_FALSE(fake().maps.contains(old_small));
   EXPECT_TRUE(fake().maps.contains(fresh));
+  EXPECT_TRUE(fake().maps.contains(fresh_small));
   EXPECT_EQ(known_contexts(), std::vector{context_});
 
   fake().contexts[context_] = 0;

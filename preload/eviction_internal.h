@@ -125,7 +125,7 @@ struct OpenedPiece {
 struct SmallUnit {
   std::size_t size = 0;
   cuda::CUcontext context = nullptr;
-  cuda::CUdevice device = 0;
+  std::uint64_t life = 0;  // the context's
   std::uint64_t number = next_number();
 };
 
@@ -250,9 +250,9 @@ struct Tables {
   OwnedMutex mutex;
   std::map<cuda::CUdeviceptr, Mapping> mappings;
   std::map<cuda::CUdeviceptr, Allocation> allocations;
-  // What small ones of a context lie in.
+  // What small ones of a context lie in: of one life, as it takes its units along.
   std::map<cuda::CUdeviceptr, SmallUnit> small_units;
-  std::unordered_map<cuda::CUcontext, SmallMemory> small_memory;
+  std::map<std::pair<cuda::CUcontext, std::uint64_t>, SmallMemory> small_memory;
   // Other processes' small pieces, in the units that were opened for them.
   std::map<cuda::CUdeviceptr, OpenedPiece> opened_pieces;
   // By the handle that the program has.
@@ -351,6 +351,10 @@ cuda::CUcontext owner_in(cuda::CUcontext current);
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // The allocation in which it lies, also behind what was asked for; or the end.
 std::map<cuda::CUdeviceptr, Allocation>::iterator allocation_in(cuda::CUdeviceptr address);
+// The number of the life that the context has now; 0: not known.
+std::uint64_t life_of(cuda::CUcontext context);
+// No piece comes into the unit any more.
+void forget_places_in(const std::pair<const cuda::CUdeviceptr, SmallUnit>& unit);
 // Whether it is a unit that was opened for a small piece of another process's.
 bool has_opened_piece(const std::pair<const cuda::CUdeviceptr, Allocation>& opened);
 // The managed memory in which it lies, also behind what was asked for; or the end.

@@ -158,10 +158,10 @@ void leave_unit(CUdeviceptr address, const Allocation& allocation) {
     const auto unit = tables().small_units.find(allocation.unit);
     // It may have gone with its context, and another be there.
     if (unit == tables().small_units.end() || unit->second.number > allocation.number) return;
-    auto& memory = tables().small_memory[unit->second.context];
+    auto& memory = tables().small_memory.at({unit->second.context, unit->second.life});
     if (!memory.give(address, allocation.asked)) return;
     size = unit->second.size;
-    memory.remove(allocation.unit);
+    forget_places_in(*unit);
     tables().small_units.erase(unit);
   }
   let_unit_go(allocation.unit, size);
@@ -293,16 +293,20 @@ CUdeviceptr allocate_large(CUcontext context, CUdevice device, std::size_t asked
   return mapped.address;
 }
 
-// In a unit that is there. `context` owns it.
-CUdeviceptr place_small(CUcontext context, std::size_t asked) {
-  const TablesLock lock;
-  const auto memory = tables().small_memory.find(context);
-  const auto address = memory == tables().small_memory.end() ? 0 : memory->second.take(asked);
-  if (!address) return 0;
-  const CUdeviceptr unit = std::prev(tables().small_units.upper_bound(address))->first;
+// With the tables locked. In the unit that begins at `unit`.
+void enter_small(CUdeviceptr address, CUdeviceptr unit, CUcontext context, std::size_t asked) {
   Allocation piece{asked, SmallMemory::room_for(asked), context, mapping_at(unit)->physical};
   piece.unit = unit;
   tables().allocations.insert_or_assign(address, piece);
+}
+
+// In a unit that is there. `context` owns it.
+CUdeviceptr place_small(CUcontext context, std::size_t asked) {
+  const TablesLock lock;
+  const auto memory = tables().small_memory.find({context, life_of(context)});
+  const auto address = memory == tables().small_memory.end() ? 0 : memory->second.take(asked);
+  if (!address) return 0;
+  enter_small(address, std::prev(tables().small_units.upper_bound(address))->first, context, asked);
   return address;
 }
 
@@ -311,13 +315,23 @@ CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked
   if (const auto address = place_small(context, asked)) return address;
   const auto mapped = make_and_map(context, device, kThreshold);
   if (!mapped.address) return 0;
-  enter_served({mapped.address, 0, context, device}, mapped.made, mapped.rights, [&](Physical*) {
-    tables().small_units.insert_or_assign(mapped.address,
-                                          SmallUnit{mapped.made.size, context, device});
-    tables().small_memory[context].add(mapped.address, mapped.made.size);
+  const auto unit = mapped.address;
+  const auto size = mapped.made.size;
+  // Another thread has made one meanwhile: the driver would have one, too.
+  if (const auto address = place_small(context, asked)) {
+    driver().cuMemUnmap(unit, size);
+    driver().cuMemRelease(mapped.made.real);
+    driver().cuMemAddressFree(unit, size);
+    return address;
+  }
+  // With its first piece, so that it goes with its last.
+  enter_served({unit, 0, context, device}, mapped.made, mapped.rights, [&](Physical*) {
+    const auto life = life_of(context);
+    tables().small_units.insert_or_assign(unit, SmallUnit{size, context, life});
+    tables().small_memory[{context, life}].add(unit, size, asked);
+    enter_small(unit, unit, context, asked);
   });
-  // Others may have been quicker; then the driver is asked.
-  return place_small(context, asked);
+  return unit;
 }
 
 CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {

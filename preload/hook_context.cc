@@ -86,7 +86,6 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     return entry.context == context && entry.number < number;
   };
   const auto note = [&](CUdeviceptr address, const Allocation& allocation) {
-    // A small one goes with its unit.
     if (allocation.unit == 0) gone.ranges.emplace_back(address, allocation.reserved);
     if (allocation.is_opened()) {
       auto& pieces = tables().opened_pieces;
@@ -103,20 +102,22 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     gone.connections.emplace_back(entry.second.connection, entry.second.key);
     return true;
   });
-  std::erase_if(tables().allocations, [&](const auto& entry) {
+  std::erase_if(tables().small_units, [&](const auto& entry) {
     if (!goes(entry.second)) return false;
+    gone.ranges.emplace_back(entry.first, entry.second.size);
+    forget_places_in(entry);
+    return true;
+  });
+  std::erase_if(tables().allocations, [&](const auto& entry) {
+    // A small one goes with its unit, also one that has come there since.
+    const auto unit = entry.second.unit;
+    if (unit != 0 ? tables().small_units.contains(unit) : !goes(entry.second)) return false;
     note(entry.first, entry.second);
     return true;
   });
   std::erase_if(tables().to_free, [&](const auto& entry) {
     if (!goes(entry.second)) return false;
     note(entry.first, entry.second);
-    return true;
-  });
-  std::erase_if(tables().small_units, [&](const auto& entry) {
-    if (!goes(entry.second)) return false;
-    gone.ranges.emplace_back(entry.first, entry.second.size);
-    tables().small_memory[context].remove(entry.first);
     return true;
   });
   // The driver frees it itself.

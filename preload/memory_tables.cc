@@ -70,6 +70,17 @@ std::map<CUdeviceptr, Allocation>::iterator allocation_in(CUdeviceptr address) {
   return address - at->first < at->second.reserved ? at : all.end();
 }
 
+std::uint64_t life_of(CUcontext context) {
+  const auto at = tables().lives.find(context);
+  return at == tables().lives.end() ? 0 : at->second.number;
+}
+
+void forget_places_in(const std::pair<const CUdeviceptr, SmallUnit>& unit) {
+  const auto memory = tables().small_memory.find({unit.second.context, unit.second.life});
+  memory->second.remove(unit.first);
+  if (!memory->second.has_units()) tables().small_memory.erase(memory);
+}
+
 bool has_opened_piece(const std::pair<const CUdeviceptr, Allocation>& opened) {
   const auto piece = tables().opened_pieces.lower_bound(opened.first);
   return piece != tables().opened_pieces.end() &&

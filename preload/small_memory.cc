@@ -16,9 +16,9 @@ SmallMemory::Places::iterator SmallMemory::leave(Places::iterator place) {
   return free_.erase(place);
 }
 
-void SmallMemory::add(CUdeviceptr unit, std::size_t size) {
+void SmallMemory::add(CUdeviceptr unit, std::size_t size, std::size_t first) {
   units_.emplace(unit, size);
-  enter(unit, size);
+  if (const auto room = room_for(first); room < size) enter(unit + room, size - room);
 }
 
 void SmallMemory::remove(CUdeviceptr unit) {

@@ -21,15 +21,16 @@ class SmallMemory {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  // All of it is free.
-  void add(cuda::CUdeviceptr unit, std::size_t size);
+  // All of it is free behind a piece of `first` bytes at its beginning.
+  void add(cuda::CUdeviceptr unit, std::size_t size, std::size_t first = 0);
   // What is in it is not to be given back.
   void remove(cuda::CUdeviceptr unit);
   // A place for `bytes`, more than 0, in one unit: the smallest that is large enough, the first of
   // these. 0 if there is none.
   cuda::CUdeviceptr take(std::size_t bytes);
-  // What take() has given for as many bytes. True if nothing in its unit is in use any more.
+  // What take() or add() has given for as many bytes. True if nothing in its unit is in use any more.
   bool give(cuda::CUdeviceptr address, std::size_t bytes);
+  bool has_units() const { return !units_.empty(); }
 
  private:
   using Places = std::map<cuda::CUdeviceptr, std::size_t>;
