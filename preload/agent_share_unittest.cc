@@ -409,6 +409,35 @@ TEST(AgentShare, ASmallPieceIsHadWithItsUnit) {
   EXPECT_TRUE(soon([] { return open_pieces() == 0; }));
 }
 
+// Where another piece of its unit is open, and where none is.
+TEST(AgentShare, AHandleThatWasAlteredOpensAndClosesNothing) {
+  EXPECT_EQ(own::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
+  const Owner owner(4096);
+  auto altered = owner.handle();
+  constexpr std::size_t kPlaceOfPiece = 40;
+  const SmallPiece beyond{std::uint32_t{2 * kMiB - 512}, 513};
+  std::memcpy(altered.reserved + kPlaceOfPiece, &beyond, sizeof beyond);
+  ASSERT_EQ(piece_of(altered)->asked, beyond.asked);
+  const auto is_refused = [&] {
+    CUdeviceptr address = 0;
+    return own::cuIpcOpenMemHandle_v2(&address, altered, kIpcMemLazyEnablePeerAccess) ==
+               CUDA_ERROR_INVALID_VALUE &&
+           address == 0;
+  };
+  const auto piece = opened(owner.handle());
+  EXPECT_TRUE(is_refused());
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, piece), CUDA_SUCCESS);
+  EXPECT_EQ(size, 4096U);
+  EXPECT_TRUE(owner.knows());
+  EXPECT_EQ(own::cuIpcCloseMemHandle(piece), CUDA_SUCCESS);
+  EXPECT_TRUE(soon([&] { return !owner.knows(); })) << "still open";
+  EXPECT_TRUE(is_refused());
+  EXPECT_TRUE(soon([&] { return !owner.knows(); })) << "still open";
+  EXPECT_EQ(own::cuIpcCloseMemHandle(piece), CUDA_ERROR_INVALID_VALUE);
+}
+
 TEST(AgentShare, WhatTheDriverServesIsHadByTheDriversHandleAndTheOwnerKnows) {
   fake().fail_at("cuMemCreate", 1);
   const auto address = allocated(kMiB);

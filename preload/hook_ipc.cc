@@ -212,6 +212,54 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
   }
 }
 
+CUresult close_by_driver(CUdeviceptr pointer) {
+  auto& known = tables().opened_by_driver;
+  OpenedByDriver ours;
+  {
+    const TablesLock lock;
+    const auto at = known.find(pointer);
+    if (at != known.end() && at->second.connection >= 0) {
+      if (at->second.opens > 1) {
+        --at->second.opens;
+        return CUDA_SUCCESS;
+      }
+      // So that no thread opens it again meanwhile.
+      ours = at->second;
+      known.erase(at);
+    }
+  }
+  const auto result = driver().cuIpcCloseMemHandle(pointer);
+  const TablesLock lock;
+  if (ours.opens > 0) {
+    if (result == CUDA_SUCCESS || !known.emplace(pointer, ours).second)
+      end_connection(ours.connection, ours.key);
+  } else if (result == CUDA_SUCCESS) {
+    const auto at = known.find(pointer);
+    if (at != known.end() && --at->second.opens == 0) known.erase(at);
+  }
+  return result;
+}
+
+// One opening less of what begins at `pointer`.
+CUresult close_opening(CUdeviceptr pointer) {
+  Allocation opened;
+  {
+    const TablesLock lock;
+    const auto at = tables().allocations.find(pointer);
+    if (at != tables().allocations.end()) {
+      if (!at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
+      if (at->second.opens > 1) {
+        --at->second.opens;
+        return CUDA_SUCCESS;
+      }
+      opened = at->second;
+      tables().allocations.erase(at);
+      if (defer_in_capture(pointer, opened)) return CUDA_SUCCESS;
+    }
+  }
+  return opened.is_opened() ? give_back(pointer, opened) : close_by_driver(pointer);
+}
+
 // In the unit that was opened for it, at `pointer`, which then is the piece's.
 CUresult enter_piece(CUdeviceptr& pointer, const SmallPiece& piece) {
   {
@@ -226,8 +274,9 @@ CUresult enter_piece(CUdeviceptr& pointer, const SmallPiece& piece) {
       return CUDA_SUCCESS;
     }
   }
-  // Another thread has closed it meanwhile, or the handle was altered.
-  (void)cuIpcCloseMemHandle(pointer);
+  // Another thread has closed it meanwhile, or the handle was altered. Other pieces stay open.
+  const Gate::Pass pass;
+  (void)close_opening(pointer);
   return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -269,41 +318,8 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsi
   return open(driver().cuIpcOpenMemHandle_v2, pointer, handle, flags);
 }
 
-namespace {
-
-CUresult close_by_driver(CUdeviceptr pointer) {
-  auto& known = tables().opened_by_driver;
-  OpenedByDriver ours;
-  {
-    const TablesLock lock;
-    const auto at = known.find(pointer);
-    if (at != known.end() && at->second.connection >= 0) {
-      if (at->second.opens > 1) {
-        --at->second.opens;
-        return CUDA_SUCCESS;
-      }
-      // So that no thread opens it again meanwhile.
-      ours = at->second;
-      known.erase(at);
-    }
-  }
-  const auto result = driver().cuIpcCloseMemHandle(pointer);
-  const TablesLock lock;
-  if (ours.opens > 0) {
-    if (result == CUDA_SUCCESS || !known.emplace(pointer, ours).second)
-      end_connection(ours.connection, ours.key);
-  } else if (result == CUDA_SUCCESS) {
-    const auto at = known.find(pointer);
-    if (at != known.end() && --at->second.opens == 0) known.erase(at);
-  }
-  return result;
-}
-
-}  // namespace
-
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
   const Gate::Pass pass;
-  Allocation opened;
   {
     const TablesLock lock;
     auto& pieces = tables().opened_pieces;
@@ -314,19 +330,8 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
                unit != tables().allocations.end() && has_opened_piece(*unit)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    const auto at = tables().allocations.find(pointer);
-    if (at != tables().allocations.end()) {
-      if (!at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
-      if (at->second.opens > 1) {
-        --at->second.opens;
-        return CUDA_SUCCESS;
-      }
-      opened = at->second;
-      tables().allocations.erase(at);
-      if (defer_in_capture(pointer, opened)) return CUDA_SUCCESS;
-    }
   }
-  return opened.is_opened() ? give_back(pointer, opened) : close_by_driver(pointer);
+  return close_opening(pointer);
 }
 
 }  // namespace stasis::preload::own
