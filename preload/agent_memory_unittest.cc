@@ -137,10 +137,11 @@ TEST_F(AgentMemory, NothingIsFreedToAllocate) {
   const auto frees = fake().calls["cuMemFree"];
   CUdeviceptr address = 0;
   std::size_t pitch = 0;
-  for (int i = 0; i < 2; ++i)
-    EXPECT_EQ(own::cuMemAllocPitch_v2(&address, &pitch, 5000, 1024, 4), CUDA_SUCCESS);
-  EXPECT_EQ(fake().calls["cuMemAllocPitch"], 1) << "asked once for each width";
-  EXPECT_EQ(pitch, 5120U);
+  for (const std::size_t width : {1U, 512U, 513U, 5000U}) {
+    EXPECT_EQ(own::cuMemAllocPitch_v2(&address, &pitch, width, 1024, 4), CUDA_SUCCESS);
+    EXPECT_EQ(pitch, (width + 511) / 512 * 512);
+  }
+  EXPECT_EQ(fake().own_allocations.size(), 1U) << "what it was asked with stays";
   fake().fail_at("cuMemCreate", 1);
   (void)allocated(4 * kMiB);
   EXPECT_EQ(fake().calls["cuMemFree"], frees);

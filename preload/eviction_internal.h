@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -289,8 +288,8 @@ struct Tables {
   // Small memory of the driver's own, by context, that is to be freed at the next opportunity: to
   // free it waits for work in flight.
   std::unordered_map<cuda::CUcontext, std::vector<cuda::CUdeviceptr>> spares;
-  // In bytes, as the driver gives it: by device, width and element.
-  std::map<std::tuple<cuda::CUdevice, std::size_t, unsigned>, std::size_t> pitches;
+  // Of what a pitch is a multiple, in bytes, by device and element.
+  std::map<std::pair<cuda::CUdevice, unsigned>, std::size_t> pitches;
   // What other processes share, closed while a stream was being captured.
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
   // With the context in which the capture began: it ends with that.

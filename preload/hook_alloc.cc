@@ -430,31 +430,30 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
 namespace {
 
 // Of a row, which the driver has to be asked for; 0: it does not say. It does not depend on the
-// height, and is the width up to a multiple of a power of two, 512 (580.159.04).
+// height, and is the width up to a multiple of a power of two, 512 (580.159.04): asked for one byte,
+// which stays, as to free it would wait for work in flight.
 std::size_t pitch_of(std::size_t width, unsigned element) {
-  // What is asked with stays, as to free it would wait for work in flight: so it is a short row.
-  constexpr std::size_t kUnit = std::size_t{64} << 10;
-  if (width == 0) return 0;
-  const std::size_t left_out = (width - 1) / kUnit * kUnit;
-  width -= left_out;
   CUcontext context = nullptr;
   CUdevice device = 0;
-  if (driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+  if (width == 0 || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
     return 0;
-  const std::tuple key(device, width, element);
+  const auto of_width = [&](std::size_t multiple) {
+    return width > SIZE_MAX - multiple ? 0 : (width + multiple - 1) / multiple * multiple;
+  };
+  const std::pair key(device, element);
   {
     const TablesLock lock;
     const auto at = tables().pitches.find(key);
-    if (at != tables().pitches.end()) return left_out + at->second;
+    if (at != tables().pitches.end()) return of_width(at->second);
   }
   CUdeviceptr row = 0;
-  std::size_t pitch = 0;
-  if (driver().cuMemAllocPitch_v2(&row, &pitch, width, 1, element) != CUDA_SUCCESS) return 0;
+  std::size_t multiple = 0;
+  if (driver().cuMemAllocPitch_v2(&row, &multiple, 1, 1, element) != CUDA_SUCCESS) return 0;
   keep_spare(context, row);
   const TablesLock lock;
-  tables().pitches.emplace(key, pitch);
-  return left_out + pitch;
+  tables().pitches.emplace(key, multiple);
+  return of_width(multiple);
 }
 
 }  // namespace
