@@ -118,6 +118,7 @@ struct Allocation {
 struct OpenedPiece {
   std::size_t asked = 0;
   unsigned opens = 0;
+  std::uint64_t number = next_number();
 };
 
 // A unit of small memory of cuMemAlloc (small_memory.h).

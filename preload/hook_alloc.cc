@@ -556,6 +556,15 @@ Allocation* allocation_at(CUdeviceptr pointer) {
   return at == tables().allocations.end() ? nullptr : &at->second;
 }
 
+// With the tables locked: of the small piece in which it lies; 0 if it lies in none.
+std::uint64_t number_of_piece(CUdeviceptr pointer) {
+  const auto at = allocation_in(pointer);
+  if (at == tables().allocations.end()) return 0;
+  if (!has_opened_piece(*at)) return at->second.unit ? at->second.number : 0;
+  const auto next = tables().opened_pieces.upper_bound(pointer);
+  return next == tables().opened_pieces.begin() ? 0 : std::prev(next)->second.number;
+}
+
 // What differs between the agent's memory and the driver's own.
 void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr pointer) {
   if (const auto asked = asked_at(pointer)) {
@@ -582,6 +591,13 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
   const auto* mapping = mapping_at(pointer);
   if (!mapping) return;
   const auto at = allocation_in(pointer);
+  // The driver's numbers, which count from 1 on, are of units. Other libraries tell by it that what
+  // they know of an address is of another allocation.
+  if (const auto number = number_of_piece(pointer);
+      number && attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID) {
+    auto& id = *static_cast<std::uint64_t*>(data);
+    id = id << 32 | (number & UINT32_MAX);
+  }
   if (attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) {
     *static_cast<unsigned long long*>(data) = mapping->physical->asked_handle_types;
   } else if (at != tables().allocations.end()) {
@@ -661,6 +677,7 @@ bool synchronise_memops(CUcontext context) {
 CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
                                CUdeviceptr pointer) {
   const Gate::Pass pass;
+  if (is_behind_allocation(pointer)) return CUDA_ERROR_INVALID_VALUE;
   const auto result = driver().cuPointerSetAttribute(value, attribute, pointer);
   // Once it has been asked for P2P tokens of it the driver does so for virtual memory, too (580).
   if (result == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -185,6 +186,46 @@ void try_allocations(CUcontext context) {
   }
   SAY(CU(cuMemAlloc_v2)(nullptr, 4 * kMiB));
   SAY(CU(cuMemFree_v2)(0));
+}
+
+unsigned long long buffer_of(CUdeviceptr pointer) {
+  unsigned long long id = 0;
+  SAY(CU(cuPointerGetAttribute)(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, pointer));
+  return id;
+}
+
+// Those that lie side by side, where they end, and what comes to the place of one.
+void try_small_ones(CUcontext context) {
+  std::printf("== small ones\n");
+  CUdeviceptr all[4];
+  for (auto& address : all)
+    address = allocate(1000);
+  std::set<unsigned long long> buffers;
+  for (const auto address : all)
+    buffers.insert(buffer_of(address));
+  SAY(buffers.size());
+  SAY(buffer_of(all[1]) == buffer_of(all[1] + 999));
+  for (const auto address : {all[0], all[2]})
+    SAY(CU(cuMemFree_v2)(address));
+  for (const auto address : {all[1] + 1000, all[3] + 1023, all[2], all[2] + 500}) {
+    ask_behind(address);
+    const unsigned wanted = 1;
+    SAY(CU(cuPointerSetAttribute)(&wanted, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address));
+    CUipcMemHandle handle{};
+    SAY(CU(cuIpcGetMemHandle)(&handle, address));
+    SAY(CU(cuMemFree_v2)(address));
+  }
+  SAY(CU(cuMemFree_v2)(all[1] + 512));
+  const auto again = allocate(1000);
+  SAY(buffers.contains(buffer_of(again)));
+  ask_about("again", again + 7, again, context);
+  CUmemGenericAllocationHandle handle = 0;
+  SAY(CU(cuMemRetainAllocationHandle)(&handle, reinterpret_cast<void*>(again)));
+  SAY(CU(cuMemUnmap)(all[1] / (2 * kMiB) * (2 * kMiB), 2 * kMiB));
+  for (const auto address : {again, all[3], all[1]}) {
+    SAY(spoiled(address, 1000, 0x3c));
+    SAY(CU(cuMemFree_v2)(address));
+  }
 }
 
 void try_pitch(CUcontext context) {
@@ -442,6 +483,7 @@ int main(int argc, char** argv) {
   ::waitpid(child, &status, 0);
   SAY(status);
   try_allocations(context);
+  try_small_ones(context);
   try_pitch(context);
   try_out_of_memory();
   try_contexts(context, 0);
