@@ -360,6 +360,19 @@ TEST_F(AgentMemory, SmallPiecesOfAContextThatIsResetGoWithTheirUnit) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
+// Another has come to its place since this thread looked: it goes, as with the driver, and no more.
+TEST_F(AgentMemory, ASmallPieceThatTwoThreadsFreeTakesNoOtherAlong) {
+  const auto one = allocated(4096);
+  const auto two = allocated(512);
+  fake().within("cuMemFree", [&] {
+    EXPECT_EQ(own::cuMemFree_v2(one), CUDA_SUCCESS);
+    EXPECT_EQ(allocated(512), one);
+    EXPECT_EQ(allocated(3584), one + 512);
+  });
+  EXPECT_EQ(own::cuMemFree_v2(one), CUDA_SUCCESS);
+  EXPECT_EQ(allocated(1024), two + 512) << "what is in use was given out";
+}
+
 TEST_F(AgentMemory, TwoThreadsThatMakeTheFirstSmallPieceShareItsUnit) {
   CUdeviceptr other = 0;
   fake().within("cuMemCreate", [&] { other = allocated(512); });

@@ -351,6 +351,8 @@ cuda::CUcontext owner_in(cuda::CUcontext current);
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // The allocation in which it lies, also behind what was asked for; or the end.
 std::map<cuda::CUdeviceptr, Allocation>::iterator allocation_in(cuda::CUdeviceptr address);
+// Takes out what begins there now and is this process's own; false if nothing is.
+bool take_own(cuda::CUdeviceptr address, Allocation& taken);
 // The number of the life that the context has now; 0: not known.
 std::uint64_t life_of(cuda::CUcontext context);
 // No piece comes into the unit any more.

@@ -498,7 +498,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   {
     const TablesLock lock;
     // Another thread has freed it meanwhile: the program's mistake.
-    if (tables().allocations.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!take_own(pointer, allocation)) return CUDA_ERROR_INVALID_VALUE;
   }
   give_back_deferred();
   let_go(pointer, allocation);

@@ -99,7 +99,7 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
   {
     const TablesLock lock;
     // Another thread has freed it meanwhile: the program's mistake.
-    if (tables().allocations.erase(pointer) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!take_own(pointer, allocation)) return CUDA_ERROR_INVALID_VALUE;
   }
   const auto result = free_when_passed(pointer, allocation, *name);
   if (result == CUDA_SUCCESS) return result;

@@ -70,6 +70,14 @@ std::map<CUdeviceptr, Allocation>::iterator allocation_in(CUdeviceptr address) {
   return address - at->first < at->second.reserved ? at : all.end();
 }
 
+bool take_own(CUdeviceptr address, Allocation& taken) {
+  const auto at = tables().allocations.find(address);
+  if (at == tables().allocations.end() || at->second.is_opened()) return false;
+  taken = at->second;
+  tables().allocations.erase(at);
+  return true;
+}
+
 std::uint64_t life_of(CUcontext context) {
   const auto at = tables().lives.find(context);
   return at == tables().lives.end() ? 0 : at->second.number;
