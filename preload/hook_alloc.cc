@@ -430,8 +430,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
 namespace {
 
 // Of a row, which the driver has to be asked for; 0: it does not say. It does not depend on the
-// height, and is the width up to a multiple of a power of two, 512 (580.159.04): asked for one byte,
-// which stays, as to free it would wait for work in flight.
+// height, and is the width up to a multiple of a power of two, 512 (580.159.04): asked for one
+// byte, which stays, as to free it would wait for work in flight.
 std::size_t pitch_of(std::size_t width, unsigned element) {
   CUcontext context = nullptr;
   CUdevice device = 0;

@@ -75,10 +75,12 @@ namespace {
 
 // One that is open already, by its handle.
 std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
-  auto at = tables().allocations.begin();
-  while (at != tables().allocations.end() && (!at->second.is_opened() || at->second.key != key))
-    ++at;
-  return at;
+  for (const auto& [address, mapping] : tables().mappings) {
+    if (mapping.physical->key != key) continue;
+    const auto at = tables().allocations.find(address);
+    if (at != tables().allocations.end() && at->second.is_opened()) return at;
+  }
+  return tables().allocations.end();
 }
 
 // One more opening of what this process has open already. Null if it has not.

@@ -203,10 +203,14 @@ Named find_share(std::uint64_t share) {
       named.answer = {CUDA_SUCCESS, 0, 0, at->second->size, {}};
       named.real = at->second->real;
     }
-    for (const auto& [address, allocation] : tables().allocations) {
-      if (allocation.physical != at->second) continue;
+    // Of small pieces there may be many more than of mappings.
+    for (const auto& [address, mapping] : tables().mappings) {
+      if (mapping.physical != at->second) continue;
+      const auto allocation = tables().allocations.find(address);
+      const bool is_unit = tables().small_units.contains(address);
+      if (!is_unit && allocation == tables().allocations.end()) continue;
       const auto size = at->second->size;
-      named.answer = {CUDA_SUCCESS, 0, allocation.unit ? size : allocation.asked, size, {}};
+      named.answer = {CUDA_SUCCESS, 0, is_unit ? size : allocation->second.asked, size, {}};
       named.real = at->second->real;
     }
   }

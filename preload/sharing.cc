@@ -38,8 +38,12 @@ std::size_t outside_count() { return tables().outside_of_driver.size() + tables(
 
 // With the tables locked. By CUDA IPC each piece has one of its own.
 int connection_of(const Physical& imported) {
-  for (const auto& [address, allocation] : tables().allocations)
-    if (allocation.physical == &imported && allocation.is_opened()) return allocation.connection;
+  for (const auto& [address, mapping] : tables().mappings) {
+    if (mapping.physical != &imported) continue;
+    const auto opened = tables().allocations.find(address);
+    if (opened != tables().allocations.end() && opened->second.is_opened())
+      return opened->second.connection;
+  }
   const auto at = tables().owners.find(imported.key.service);
   return at == tables().owners.end() ? -1 : at->second;
 }

@@ -28,7 +28,8 @@ class SmallMemory {
   // A place for `bytes`, more than 0, in one unit: the smallest that is large enough, the first of
   // these. 0 if there is none.
   cuda::CUdeviceptr take(std::size_t bytes);
-  // What take() or add() has given for as many bytes. True if nothing in its unit is in use any more.
+  // What take() or add() has given for as many bytes. True if nothing in its unit is in use any
+  // more.
   bool give(cuda::CUdeviceptr address, std::size_t bytes);
   bool has_units() const { return !units_.empty(); }
 
