@@ -243,6 +243,23 @@ TEST_F(AgentMemory, WhatDevicesAndOtherHostsHaveIsToldUntilItIsFreed) {
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 1);
 }
 
+// A dma-buf begins and ends at pages, and so may be of several pieces.
+TEST_F(AgentMemory, ASmallPieceThatADeviceHasKeepsItsUnitUntilItIsFreed) {
+  const auto one = allocated(4096);
+  const auto two = allocated(512);
+  const auto three = allocated(512);
+  int fd = -1;
+  EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, one, 4608, 1, 0), CUDA_SUCCESS);
+  for (const auto piece : {one, two}) {
+    EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 1);
+    EXPECT_EQ(movable_bytes(), 0U);
+    EXPECT_EQ(own::cuMemFree_v2(piece), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
+  EXPECT_EQ(movable_bytes(), 2 * kMiB);
+  EXPECT_EQ(own::cuMemFree_v2(three), CUDA_SUCCESS);
+}
+
 // As it does of virtual memory from which P2P tokens were asked, and then reads what the context
 // has.
 TEST_F(AgentMemory, WhatIsSynchronousIsWhatTheProgramSaidAlsoWhereTheDriverTakesIt) {

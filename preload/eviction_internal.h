@@ -60,7 +60,8 @@ struct Physical {
   // Other processes have it, or hardware does: it cannot be evicted. For ever, because the agent
   // does not learn when they give it up.
   bool stays = false;
-  // A device has it as a dma-buf, and goes on using it where it is.
+  // A device has it as a dma-buf, and goes on using it where it is. Of a unit of small memory: for
+  // as long as a piece that the device has is in it.
   bool outside = false;
   // What other processes know it by since it was exported; 0: not yet.
   std::uint64_t share = 0;
@@ -76,7 +77,8 @@ struct Physical {
   // evicted either.
   unsigned open_elsewhere = 0;
   bool can_leave() const {
-    return origin != MemoryOrigin::kImported && !is_host() && !stays && open_elsewhere == 0;
+    return origin != MemoryOrigin::kImported && !is_host() && !stays && !outside &&
+           open_elsewhere == 0;
   }
 };
 
@@ -107,6 +109,7 @@ struct Allocation {
   bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
   // In which it lies with others (SmallUnit); 0: it has memory of its own.
   cuda::CUdeviceptr unit = 0;
+  bool outside = false;  // of a small piece: as its unit is, because of it
   std::uint64_t number = next_number();
 
   // It is another process's, and not this one's to free or to share.
@@ -374,6 +377,8 @@ void forget_if_unused(Physical* physical, Unneeded& unneeded);
 void mark_staying(cuda::CUdeviceptr address, std::size_t size);
 // The same of what a device has as a dma-buf. False if none of it is the agent's.
 bool mark_outside(cuda::CUdeviceptr address, std::size_t size);
+// A piece has left the unit: whether a device still has another one of it.
+void look_outside_again(const std::pair<const cuda::CUdeviceptr, SmallUnit>& unit);
 // While a stream is being captured: gives the allocation back when the capture ends.
 bool defer_in_capture(cuda::CUdeviceptr address, const Allocation& allocation);
 // Whether the range touches memory of cuMemAlloc, which the program may not map or unmap.

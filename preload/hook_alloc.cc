@@ -159,7 +159,9 @@ void leave_unit(CUdeviceptr address, const Allocation& allocation) {
     // It may have gone with its context, and another be there.
     if (unit == tables().small_units.end() || unit->second.number > allocation.number) return;
     auto& memory = tables().small_memory.at({unit->second.context, unit->second.life});
-    if (!memory.give(address, allocation.asked)) return;
+    const bool is_last = memory.give(address, allocation.asked);
+    if (!is_last && allocation.outside) look_outside_again(*unit);
+    if (!is_last) return;
     size = unit->second.size;
     forget_places_in(*unit);
     tables().small_units.erase(unit);

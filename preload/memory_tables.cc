@@ -269,10 +269,22 @@ bool is_allocated(CUdeviceptr address, std::size_t size) {
 bool mark_outside(CUdeviceptr address, std::size_t size) {
   bool any = false;
   for_overlapping(address, size, [&](auto at) {
-    at->second.physical->stays = at->second.physical->outside = true;
+    at->second.physical->outside = true;
     any = true;
   });
+  auto& all = tables().allocations;
+  auto piece = allocation_in(address);
+  if (piece == all.end()) piece = all.lower_bound(address);
+  for (; piece != all.end() && piece->first < address + size; ++piece)
+    piece->second.outside = true;
   return any;
+}
+
+void look_outside_again(const std::pair<const CUdeviceptr, SmallUnit>& unit) {
+  const auto& all = tables().allocations;
+  mapping_at(unit.first)->physical->outside =
+      std::any_of(all.lower_bound(unit.first), all.lower_bound(unit.first + unit.second.size),
+                  [](const auto& piece) { return piece.second.outside; });
 }
 
 void mark_staying(CUdeviceptr address, std::size_t size) {
