@@ -377,6 +377,20 @@ TEST_F(AgentMemory, SmallPiecesOfAContextThatIsResetGoWithTheirUnit) {
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
+// The driver says what there is to say of it.
+TEST_F(AgentMemory, WhatIsAllocatedWhileItsContextEndsDoesNotOutliveThat) {
+  for (const std::size_t bytes : {kMiB, 4 * kMiB}) {
+    CUcontext other = nullptr;
+    ASSERT_EQ(own::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    fake().within("cuMemCreate", [&] { EXPECT_EQ(own::cuCtxDestroy_v2(other), CUDA_SUCCESS); });
+    const auto address = allocated(bytes);
+    EXPECT_TRUE(fake().own_allocations.contains(address));
+    EXPECT_EQ(fake().live_objects(), 0);
+    EXPECT_TRUE(fake().reserved.empty());
+    EXPECT_TRUE(tables().allocations.empty());
+  }
+}
+
 // Another has come to its place since this thread looked: it goes, as with the driver, and no more.
 TEST_F(AgentMemory, ASmallPieceThatTwoThreadsFreeTakesNoOtherAlong) {
   const auto one = allocated(4096);

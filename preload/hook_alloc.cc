@@ -337,8 +337,22 @@ CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked
 }
 
 CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
-  return asked < kThreshold ? allocate_small(context, device, asked)
-                            : allocate_large(context, device, asked);
+  const auto life = [&] {
+    const TablesLock lock;
+    return life_of(owner_in(context));
+  };
+  const auto before = life();
+  const auto address = asked < kThreshold ? allocate_small(context, device, asked)
+                                          : allocate_large(context, device, asked);
+  if (!address || life() == before) return address;
+  // Another thread has ended the context meanwhile, and nothing would take this along any more.
+  Allocation ended;
+  {
+    const TablesLock lock;
+    if (!take_own(address, ended)) return 0;
+  }
+  let_go(address, ended);
+  return 0;
 }
 
 }  // namespace
