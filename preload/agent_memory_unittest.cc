@@ -141,7 +141,7 @@ TEST_F(AgentMemory, NothingIsFreedToAllocate) {
     EXPECT_EQ(own::cuMemAllocPitch_v2(&address, &pitch, width, 1024, 4), CUDA_SUCCESS);
     EXPECT_EQ(pitch, (width + 511) / 512 * 512);
   }
-  EXPECT_EQ(fake().own_allocations.size(), 1U) << "what it was asked with stays";
+  EXPECT_EQ(fake().own_allocations.size(), 2U) << "what it was asked with, and a block, stay";
   fake().fail_at("cuMemCreate", 1);
   (void)allocated(4 * kMiB);
   EXPECT_EQ(fake().calls["cuMemFree"], frees);
@@ -341,6 +341,18 @@ TEST_F(AgentMemory, SmallPiecesShareAUnitAndLeaveWithIt) {
   EXPECT_EQ(own::cuMemFree_v2(other), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(fake().reserved.empty());
+}
+
+// Each free waits for work by a byte of the driver's, which makes a block for it where it has none.
+TEST_F(AgentMemory, TheDriverHasABlockWhileThereAreSmallPieces) {
+  EXPECT_TRUE(fake().own_allocations.empty());
+  const auto one = allocated(100);
+  const auto two = allocated(100);
+  EXPECT_EQ(fake().own_allocations.size(), 1U);
+  EXPECT_EQ(own::cuMemFree_v2(one), CUDA_SUCCESS);
+  EXPECT_EQ(fake().own_allocations.size(), 1U);
+  EXPECT_EQ(own::cuMemFree_v2(two), CUDA_SUCCESS);
+  EXPECT_TRUE(fake().own_allocations.empty());
 }
 
 TEST_F(AgentMemory, SmallPiecesGoWithTheirContext) {

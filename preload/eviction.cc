@@ -329,6 +329,7 @@ void forget_tables() {
   all.allocations.clear();
   all.small_units.clear();
   all.small_memory.clear();
+  all.small_anchors.clear();
   all.opened_pieces.clear();
   all.physicals.clear();
   all.contexts.clear();

@@ -256,6 +256,9 @@ struct Tables {
   // What small ones of a context lie in: of one life, as it takes its units along.
   std::map<cuda::CUdeviceptr, SmallUnit> small_units;
   std::map<std::pair<cuda::CUcontext, std::uint64_t>, SmallMemory> small_memory;
+  // A byte of the driver's own for each of these: with it the driver has a block, in which what
+  // wait_for_work() allocates and frees costs little.
+  std::map<std::pair<cuda::CUcontext, std::uint64_t>, cuda::CUdeviceptr> small_anchors;
   // Other processes' small pieces, in the units that were opened for them.
   std::map<cuda::CUdeviceptr, OpenedPiece> opened_pieces;
   // By the handle that the program has.

@@ -312,6 +312,27 @@ CUdeviceptr place_small(CUcontext context, std::size_t asked) {
   return address;
 }
 
+// Of the context that is current, which `context` owns the memory of.
+void anchor(CUcontext context) {
+  const auto has_anchor = [&] {
+    return tables().small_anchors.contains({context, life_of(context)});
+  };
+  {
+    const TablesLock lock;
+    if (has_anchor()) return;
+  }
+  CUdeviceptr byte = 0;
+  // Without it frees take longer.
+  if (driver().cuMemAlloc_v2(&byte, 1) != CUDA_SUCCESS) return;
+  const TablesLock lock;
+  const std::pair key(context, life_of(context));
+  const bool is_wanted = tables().small_memory.contains(key) && !has_anchor();
+  if (is_wanted)
+    tables().small_anchors.emplace(key, byte);
+  else
+    tables().spares[context].push_back(byte);
+}
+
 CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked) {
   context = owner_of_memory_in(context);
   if (const auto address = place_small(context, asked)) return address;
@@ -333,7 +354,17 @@ CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked
     tables().small_memory[{context, life}].add(unit, size, asked);
     enter_small(unit, unit, context, asked);
   });
+  anchor(context);
   return unit;
+}
+
+// The driver's block goes with the last unit, as its last small block would without the agent.
+void drop_anchor_of_none(CUcontext context) {
+  {
+    const TablesLock lock;
+    if (tables().small_memory.contains({context, life_of(context)})) return;
+  }
+  if (const auto spare = take_spare(context)) (void)driver().cuMemFree_v2(spare);
 }
 
 CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
@@ -518,6 +549,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   }
   give_back_deferred();
   let_go(pointer, allocation);
+  if (allocation.unit != 0) drop_anchor_of_none(allocation.context);
   return CUDA_SUCCESS;
 }
 

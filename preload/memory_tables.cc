@@ -86,7 +86,10 @@ std::uint64_t life_of(CUcontext context) {
 void forget_places_in(const std::pair<const CUdeviceptr, SmallUnit>& unit) {
   const auto memory = tables().small_memory.find({unit.second.context, unit.second.life});
   memory->second.remove(unit.first);
-  if (!memory->second.has_units()) tables().small_memory.erase(memory);
+  if (memory->second.has_units()) return;
+  const auto anchor = tables().small_anchors.extract(memory->first);
+  if (anchor) tables().spares[unit.second.context].push_back(anchor.mapped());
+  tables().small_memory.erase(memory);
 }
 
 bool has_opened_piece(const std::pair<const CUdeviceptr, Allocation>& opened) {
