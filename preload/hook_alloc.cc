@@ -158,8 +158,8 @@ void leave_unit(CUdeviceptr address, const Allocation& allocation) {
     const auto unit = tables().small_units.find(allocation.unit);
     // It may have gone with its context, and another be there.
     if (unit == tables().small_units.end() || unit->second.number > allocation.number) return;
-    auto& memory = tables().small_memory.at({unit->second.context, unit->second.life});
-    const bool is_last = memory.give(address, allocation.asked);
+    const auto memory = tables().small_memory.find({unit->second.context, unit->second.life});
+    const bool is_last = memory->second.give(address, allocation.asked);
     if (!is_last && allocation.outside) look_outside_again(*unit);
     if (!is_last) return;
     size = unit->second.size;
