@@ -139,10 +139,6 @@ CUresult wait_for_work(CUcontext context) {
   return result == CUDA_SUCCESS ? free(byte) : result;
 }
 
-}  // namespace
-
-namespace {
-
 // Nothing of it is in a table any more.
 void let_unit_go(CUdeviceptr unit, std::size_t size) {
   driver().cuMemUnmap(unit, size);

@@ -54,20 +54,25 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver().cuCtxPopCurrent_v2(&popped);
 }
 
-std::map<CUdeviceptr, Managed>::iterator managed_at(CUdeviceptr address) {
-  auto& all = tables().managed;
+namespace {
+
+// The entry in whose `size` bytes the address lies, or the end.
+template <class Entry>
+auto entry_at(std::map<CUdeviceptr, Entry>& all, CUdeviceptr address, std::size_t Entry::*size) {
   const auto next = all.upper_bound(address);
   if (next == all.begin()) return all.end();
   const auto at = std::prev(next);
-  return address - at->first < at->second.size ? at : all.end();
+  return address - at->first < at->second.*size ? at : all.end();
+}
+
+}  // namespace
+
+std::map<CUdeviceptr, Managed>::iterator managed_at(CUdeviceptr address) {
+  return entry_at(tables().managed, address, &Managed::size);
 }
 
 std::map<CUdeviceptr, Allocation>::iterator allocation_in(CUdeviceptr address) {
-  auto& all = tables().allocations;
-  const auto next = all.upper_bound(address);
-  if (next == all.begin()) return all.end();
-  const auto at = std::prev(next);
-  return address - at->first < at->second.reserved ? at : all.end();
+  return entry_at(tables().allocations, address, &Allocation::reserved);
 }
 
 bool take_own(CUdeviceptr address, Allocation& taken) {

@@ -265,7 +265,6 @@ TEST(AgentClient, TakesNoFileThatAnotherUsersProgramServes) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
 }
 
-// There is always one more, and each answer takes its time.
 // To send by: a connection to this program, which asks who sends.
 TEST(AgentClient, SendsNothingToWhomTheAgentNames) {
   for (const int type : {SOCK_SEQPACKET, SOCK_DGRAM}) {
@@ -307,6 +306,7 @@ TEST(AgentClient, SendsNothingToWhomTheAgentNames) {
   }
 }
 
+// There is always one more, and each answer takes its time.
 TEST(AgentClient, WaitsOnceForAllThatIsShared) {
   const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = 0;

@@ -81,8 +81,7 @@ Result<void> refuse_shared(const Environment& env,
   if (list.empty()) return {};
   auto what = fmt::format(
       "GPU memory that the driver serves and two processes have open (CUDA IPC), which it "
-      "checkpoints "
-      "and cannot restore (the job would be lost): process {}",
+      "checkpoints and cannot restore (the job would be lost): process {}",
       list);
   if (ignore) {
     env.tell("ignored, as asked: " + what);
