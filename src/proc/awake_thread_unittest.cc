@@ -20,7 +20,7 @@
 #include "proc/bounded_seize.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
-#include "tests/fakes/served_file.h"
+#include "tests/fakes/held_execve.h"
 
 namespace stasis::proc {
 namespace {
@@ -269,30 +269,11 @@ TEST(RunBeside, TakesNoSignals) {
   EXPECT_EQ(sigismember(&ours, SIGALRM), 0);
 }
 
-// The kernel has a tracer wait for it, whatever signals come.
 TEST(AwakeThread, OneWhoseProcessExecutesAFileThatDoesNotComeIsNotWaitedForLong) {
-  struct Place {
-    std::atomic<int> step;
-    pid_t server;
-  };
-  auto* const place = static_cast<Place*>(
-      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  ASSERT_NE(place, MAP_FAILED);
-  const fakes::Child child([&] {
-    if (fakes::open_served_file(place->server, O_RDONLY) < 0) place->step = 2;
-    std::thread([&] {
-      place->step = std::max(place->step.load(), 1);
-      ::execl("/mnt/file", "file", nullptr);
-    }).detach();
-    for (;;)
-      ::pause();
-  });
-  while (place->step == 0)
-    ::usleep(1000);
-  if (place->step == 2) GTEST_SKIP() << "not root, or no FUSE here";
-  ::usleep(200000);
+  const fakes::HeldExecve child;
+  if (!child.is_held()) GTEST_SKIP() << "not root, or no FUSE here";
   ASSERT_EQ(::kill(child.pid().value, SIGSTOP), 0);
-  const fakes::ServerEnd end(place->server, 20);
+  const fakes::ServerEnd end(child.server(), 20);
   const auto start = std::chrono::steady_clock::now();
   const auto done = trace_on_own_thread([&]() -> Result<void> {
     STASIS_TRY(AwakeThread::seize(child.pid(), Tid{child.pid().value}));
