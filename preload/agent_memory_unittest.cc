@@ -11,81 +11,11 @@
 
 #include <gtest/gtest.h>
 
-#include "eviction.h"
-#include "eviction_internal.h"
-#include "fake_driver.h"
+#include "agent_memory_fixture.h"
 #include "local_memory.h"
-#include "sharing.h"
 
 namespace stasis::preload {
 namespace {
-
-using namespace cuda;  // NOLINT(google-build-using-namespace)
-
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
-class AgentMemory : public ::testing::Test {
- public:
-  AgentMemory() {
-    forget_everything();
-    EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
-  }
-  ~AgentMemory() override {
-    // The driver may take its time, and the program's other threads must not wait for it.
-    EXPECT_EQ(fake().called_with_lock, std::set<std::string>{});
-  }
-
- protected:
-  static CUdeviceptr allocated(std::size_t bytes) {
-    CUdeviceptr address = 0;
-    EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
-    return address;
-  }
-  static std::ptrdiff_t shared_as(direct::ShareRole role) {
-    const auto all = list_shared();
-    return std::count_if(all.begin(), all.end(),
-                         [&](const Shared& one) { return one.role == role; });
-  }
-  static CUmemGenericAllocationHandle created(std::size_t bytes, CUdevice device = 0) {
-    CUmemAllocationProp prop{};
-    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    CUmemGenericAllocationHandle handle = 0;
-    EXPECT_EQ(own::cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
-    return handle;
-  }
-  static CUdeviceptr reserved(std::size_t bytes) {
-    CUdeviceptr address = 0;
-    EXPECT_EQ(driver().cuMemAddressReserve(&address, bytes, 0, 0, 0), CUDA_SUCCESS);
-    return address;
-  }
-  static CUresult give(CUdeviceptr address, std::size_t size, CUmemAccess_flags flags,
-                       CUdevice device = 0) {
-    const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
-    return own::cuMemSetAccess(address, size, &right, 1);
-  }
-  // Out and in again. What is mapped where must be as it was, in new memory; returns it.
-  static void cycle() {
-    const auto shape = [] {
-      std::vector<std::array<std::uint64_t, 3>> all;
-      for (const auto& [address, map] : fake().maps)
-        all.push_back({address, map.size, map.offset});
-      return all;
-    };
-    const auto before = shape();
-    const auto objects = fake().live_objects();
-    (void)take_inventory();
-    ASSERT_TRUE(evict_all().ok());
-    EXPECT_TRUE(fake().maps.empty());
-    EXPECT_EQ(fake().live_objects(), 0) << "memory was not given back";
-    fake().rights.clear();
-    ASSERT_TRUE(repopulate_all().ok());
-    EXPECT_EQ(shape(), before);
-    EXPECT_EQ(fake().live_objects(), objects);
-  }
-
-  CUcontext context_ = nullptr;
-};
 
 TEST_F(AgentMemory, FreeingLeavesNothing) {
   const auto first = allocated(5 * kMiB);
@@ -243,23 +173,6 @@ TEST_F(AgentMemory, WhatDevicesAndOtherHostsHaveIsToldUntilItIsFreed) {
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 1);
 }
 
-// A dma-buf begins and ends at pages, and so may be of several pieces.
-TEST_F(AgentMemory, ASmallPieceThatADeviceHasKeepsItsUnitUntilItIsFreed) {
-  const auto one = allocated(4096);
-  const auto two = allocated(512);
-  const auto three = allocated(512);
-  int fd = -1;
-  EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, one, 4608, 1, 0), CUDA_SUCCESS);
-  for (const auto piece : {one, two}) {
-    EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 1);
-    EXPECT_EQ(movable_bytes(), 0U);
-    EXPECT_EQ(own::cuMemFree_v2(piece), CUDA_SUCCESS);
-  }
-  EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
-  EXPECT_EQ(movable_bytes(), 2 * kMiB);
-  EXPECT_EQ(own::cuMemFree_v2(three), CUDA_SUCCESS);
-}
-
 // As it does of virtual memory from which P2P tokens were asked, and then reads what the context
 // has.
 TEST_F(AgentMemory, WhatIsSynchronousIsWhatTheProgramSaidAlsoWhereTheDriverTakesIt) {
@@ -312,144 +225,6 @@ TEST_F(AgentMemory, LocalMemoryThatTheDriverDoesNotGiveBackStays) {
     (void)fake().stack_size();
     EXPECT_EQ(fake().stack_sizes[context_], 1024) << call;
   }
-}
-
-TEST_F(AgentMemory, SmallPiecesShareAUnitAndLeaveWithIt) {
-  const auto one = allocated(kMiB);
-  const auto two = allocated(100);
-  const auto three = allocated(kMiB - 512);
-  EXPECT_EQ(fake().live_objects(), 1);
-  EXPECT_EQ(two, one + kMiB);
-  EXPECT_EQ(three, two + 512);
-  EXPECT_EQ(own::cuMemFree_v2(two), CUDA_SUCCESS);
-  CUdeviceptr base = 0;
-  std::size_t size = 0;
-  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, three + 5), CUDA_SUCCESS);
-  EXPECT_EQ(base, three);
-  EXPECT_EQ(size, kMiB - 512);
-  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, two), CUDA_ERROR_NOT_FOUND);
-  EXPECT_EQ(own::cuMemFree_v2(two), CUDA_ERROR_INVALID_VALUE) << "twice";
-  EXPECT_EQ(own::cuMemFree_v2(three + 512), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(own::cuMemUnmap(one, 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
-  cycle();
-  EXPECT_EQ(allocated(512), two);
-  const auto other = allocated(2 * kMiB - 1);
-  EXPECT_EQ(fake().live_objects(), 2);
-  for (const auto address : {two, three, one})
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
-  EXPECT_EQ(fake().live_objects(), 1);
-  EXPECT_EQ(own::cuMemFree_v2(other), CUDA_SUCCESS);
-  EXPECT_EQ(fake().live_objects(), 0);
-  EXPECT_TRUE(fake().reserved.empty());
-}
-
-// Each free waits for work by a byte of the driver's, which makes a block for it where it has none.
-TEST_F(AgentMemory, TheDriverHasABlockWhileThereAreSmallPieces) {
-  EXPECT_TRUE(fake().own_allocations.empty());
-  const auto one = allocated(100);
-  const auto two = allocated(100);
-  EXPECT_EQ(fake().own_allocations.size(), 1U);
-  EXPECT_EQ(own::cuMemFree_v2(one), CUDA_SUCCESS);
-  EXPECT_EQ(fake().own_allocations.size(), 1U);
-  EXPECT_EQ(own::cuMemFree_v2(two), CUDA_SUCCESS);
-  EXPECT_TRUE(fake().own_allocations.empty());
-}
-
-TEST_F(AgentMemory, SmallPiecesGoWithTheirContext) {
-  const auto here = allocated(kMiB);
-  CUcontext other = nullptr;
-  ASSERT_EQ(own::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
-  const auto there = allocated(kMiB);
-  EXPECT_EQ(fake().live_objects(), 2) << "two contexts share no unit";
-  EXPECT_EQ(own::cuMemFreeAsync(allocated(4096), nullptr), CUDA_SUCCESS);
-  CUcontext popped = nullptr;
-  driver().cuCtxPopCurrent_v2(&popped);
-  ASSERT_EQ(own::cuCtxDestroy_v2(other), CUDA_SUCCESS);
-  EXPECT_EQ(fake().live_objects(), 1);
-  EXPECT_EQ(own::cuMemFree_v2(there), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(own::cuMemFree_v2(here), CUDA_SUCCESS);
-}
-
-// Another thread allocates before the driver ends what the context holds, and behind it.
-TEST_F(AgentMemory, SmallPiecesOfAContextThatIsResetGoWithTheirUnit) {
-  fake().contexts[FakeDriver::kPrimary] = 0;
-  CUcontext primary = nullptr;
-  ASSERT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
-  fake().current = {primary};
-  (void)allocated(512);
-  CUdeviceptr beside = 0;
-  fake().within("cuDevicePrimaryCtxReset", [&] { beside = allocated(512); });
-  ASSERT_EQ(own::cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
-  EXPECT_EQ(fake().live_objects(), 0);
-  EXPECT_EQ(tables().allocations.size(), 0U);
-  EXPECT_EQ(own::cuMemFree_v2(beside), CUDA_ERROR_INVALID_VALUE);
-  const auto after = allocated(512);
-  EXPECT_EQ(fake().live_objects(), 1);
-  EXPECT_EQ(own::cuMemFree_v2(after), CUDA_SUCCESS);
-  EXPECT_EQ(fake().live_objects(), 0);
-}
-
-// The driver says what there is to say of it.
-TEST_F(AgentMemory, WhatIsAllocatedWhileItsContextEndsDoesNotOutliveThat) {
-  for (const std::size_t bytes : {kMiB, 4 * kMiB}) {
-    CUcontext other = nullptr;
-    ASSERT_EQ(own::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
-    fake().within("cuMemCreate", [&] { EXPECT_EQ(own::cuCtxDestroy_v2(other), CUDA_SUCCESS); });
-    const auto address = allocated(bytes);
-    EXPECT_TRUE(fake().own_allocations.contains(address));
-    EXPECT_EQ(fake().live_objects(), 0);
-    EXPECT_TRUE(fake().reserved.empty());
-    EXPECT_TRUE(tables().allocations.empty());
-  }
-}
-
-// Another has come to its place since this thread looked: it goes, as with the driver, and no more.
-TEST_F(AgentMemory, ASmallPieceThatTwoThreadsFreeTakesNoOtherAlong) {
-  const auto one = allocated(4096);
-  const auto two = allocated(512);
-  fake().within("cuMemFree", [&] {
-    EXPECT_EQ(own::cuMemFree_v2(one), CUDA_SUCCESS);
-    EXPECT_EQ(allocated(512), one);
-    EXPECT_EQ(allocated(3584), one + 512);
-  });
-  EXPECT_EQ(own::cuMemFree_v2(one), CUDA_SUCCESS);
-  EXPECT_EQ(allocated(1024), two + 512) << "what is in use was given out";
-}
-
-TEST_F(AgentMemory, TwoThreadsThatMakeTheFirstSmallPieceShareItsUnit) {
-  CUdeviceptr other = 0;
-  fake().within("cuMemCreate", [&] { other = allocated(512); });
-  const auto one = allocated(512);
-  EXPECT_EQ(one, other + 512);
-  EXPECT_EQ(fake().live_objects(), 1);
-  // A unit that the other has filled meanwhile.
-  CUdeviceptr filling = 0;
-  fake().within("cuMemCreate", [&] { filling = allocated(2 * kMiB - 512); });
-  const auto two = allocated(2 * kMiB - 512);
-  EXPECT_EQ(fake().live_objects(), 3);
-  EXPECT_FALSE(fake().own_allocations.contains(two));
-  for (const auto address : {one, other, filling, two})
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
-  EXPECT_EQ(fake().live_objects(), 0);
-  EXPECT_TRUE(fake().reserved.empty());
-}
-
-TEST_F(AgentMemory, SmallPiecesAreAccessibleToPeersThatWereEnabledBefore) {
-  CUcontext peer = nullptr;
-  ASSERT_EQ(own::cuCtxCreate_v2(&peer, 0, 1), CUDA_SUCCESS);
-  CUcontext popped = nullptr;
-  driver().cuCtxPopCurrent_v2(&popped);
-  const auto before = allocated(512);
-  {
-    const CurrentContext current(peer);
-    ASSERT_EQ(own::cuCtxEnablePeerAccess(context_, 0), CUDA_SUCCESS);
-  }
-  ASSERT_EQ(allocated(kMiB), before + 512) << "in the same unit";
-  const auto& rights = tables().mappings.at(before).access;
-  EXPECT_TRUE(std::any_of(rights.begin(), rights.end(), [](const Access& access) {
-    return access.right.location.id == 1 &&
-           access.right.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  }));
 }
 
 TEST_F(AgentMemory, ForeignThingsAreTheDrivers) {
