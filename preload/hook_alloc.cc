@@ -3,7 +3,8 @@
 // What the program sees is to be as with the driver's own (580.159.04 on an H100, measured): the
 // same granularity of 2 MiB and the same time per allocation, addresses and sizes of a range as
 // they were asked for, frees from any context and from none, errors in the middle of a capture.
-// What the program asks of such memory afterwards: hook_pointer.cc.
+// What the program asks of such memory afterwards: hook_pointer.cc. Long because an allocation,
+// large or small, and its free share the ranges and their lock.
 #include <algorithm>
 #include <optional>
 
