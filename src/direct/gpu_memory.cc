@@ -110,6 +110,10 @@ std::uint64_t GpuMemory::precopied_bytes() const {
   return into ? into->precopied_bytes() : 0;
 }
 
+void GpuMemory::give_back_room() {
+  if (const auto& into = state_->content.into()) into->give_back_room();
+}
+
 std::uint64_t GpuMemory::reused_bytes() const {
   const auto& into = state_->content.into();
   return into ? into->reused_bytes() : 0;

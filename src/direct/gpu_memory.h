@@ -131,6 +131,8 @@ class GpuMemory {
   std::uint64_t reused_bytes() const;
   // Of these, what was copied ahead and is in the image.
   std::uint64_t precopied_bytes() const;
+  // The image's room for what was copied ahead in vain is free again. When the programs run.
+  void give_back_room();
   // All of it went past the page cache.
   bool direct_io() const;
   // A process's memory is in that image and nowhere else.

@@ -105,6 +105,7 @@ Result<std::size_t> ImageContent::add(Pid pid, std::uint64_t bytes,
 Result<void> ImageContent::finish(Progress& progress, const Interrupt& interrupt) {
   const Span span(TraceKind::kImage, "complete the content");
   STASIS_TRY_ASSIGN(auto summary, writer_->finish(progress, interrupt));
+  unwanted_ = writer_->take_unwanted_room();
   writer_.reset();
   record_ = std::move(summary.record);
   reused_bytes_ = summary.use.reused_bytes;

@@ -63,6 +63,8 @@ class ImageContent final : public direct::Content {
   std::uint64_t reused_bytes() const { return reused_bytes_; }
   // That precopy() had stored, and was wanted.
   std::uint64_t precopied_bytes() const { return precopied_bytes_; }
+  // Of what it had stored in vain, once, when the programs run again.
+  void give_back_room() { unwanted_.give_back(); }
   // All of it went past the page cache.
   bool direct_io() const { return direct_io_; }
 
@@ -74,6 +76,7 @@ class ImageContent final : public direct::Content {
   std::size_t streams_ = 0;
   std::uint64_t reused_bytes_ = 0;
   std::uint64_t precopied_bytes_ = 0;
+  UnwantedRoom unwanted_;
   bool direct_io_ = false;
 };
 

@@ -198,6 +198,7 @@ class MoveOut {
     if (done && options_.image) done = state_.content.begin_image(env_, *options_.image);
     if (done) done = fault(FaultPoint::kDirectPrepared);
     if (done && copies_ahead()) done = copy_ahead();
+    if (done && state_.mover) keep_on_gpus();
     return done;
   }
 
@@ -332,9 +333,13 @@ class MoveOut {
     if (base || wants_digests()) {
       STASIS_TRY(state_.mover.prepare_digests(env_));
     }
-    if (options_.image == nullptr) return {};
-    if (options_.comes_back) state_.prefetch.keep_on_gpus(env_.driver, group_);
     return {};
+  }
+
+  // What the next copy out moves is still on the GPUs when it has to come back.
+  void keep_on_gpus() {
+    if (options_.image != nullptr && options_.comes_back)
+      state_.prefetch.keep_on_gpus(env_.driver, group_);
   }
 
   Result<void> hold_back_settled() {
@@ -389,7 +394,9 @@ class MoveOut {
 
   Result<void> make_mover() {
     phases_.begin("mover");
-    return have_mover();
+    STASIS_TRY(have_mover());
+    keep_on_gpus();
+    return {};
   }
 
   // No process that ran can run as long as the gates are closed.

@@ -43,7 +43,9 @@ class Precopy : public testing::TestWithParam<ContentCompression> {
       threads.emplace_back([&, i] { EXPECT_TRUE(writer.write(0, i * kChunk, content_.chunk(i))); });
     for (std::thread& thread : threads)
       thread.join();
-    return writer.finish(progress_, interrupt_).value();
+    auto summary = writer.finish(progress_, interrupt_).value();
+    writer.take_unwanted_room().give_back();
+    return summary;
   }
   void expect_it_reads(const ContentSummary& summary) {
     const auto reader =

@@ -81,13 +81,6 @@ class Known {
   std::vector<std::atomic<std::uint32_t>> table_;
 };
 
-// Where a file system has no holes nothing happens.
-void punch_holes(const UniqueFd& file, const PrecopiedChunks::Ranges& ranges) {
-  for (const auto& [position, bytes] : ranges)
-    (void)::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                      static_cast<off_t>(position), static_cast<off_t>(bytes));
-}
-
 // Not by content_use(), which has to sort first: the job stands still.
 void count(const Slot& slot, std::uint32_t bytes, ContentSummary& summary) {
   summary.use.bytes += bytes;
@@ -124,6 +117,7 @@ struct ContentWriter::State {
   std::optional<Error> without_base;
   BlockDigest zeros{};  // of a chunk of zeros
   PrecopiedChunks precopied;
+  UnwantedRoom unwanted;  // since end_files()
 
   std::mutex failing;
   std::atomic<bool> has_failed = false;
@@ -378,7 +372,9 @@ Result<void> ContentWriter::State::check_all_written() const {
 // already, unless it was made without.
 Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt& interrupt) {
   const auto others = reused ? reused->files() : std::vector<ReusedChunks::File>();
-  const auto unused = precopied.unused();
+  for (auto& [number, ranges] : precopied.unused())
+    for (std::size_t i = 0; i < lanes.count(); ++i)
+      if (lanes[i].number == number) unwanted.add(lanes[i].file, ranges);
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < lanes.count(); ++i)
     total += lanes[i].end;
@@ -395,8 +391,6 @@ Result<void> ContentWriter::State::end_files(Progress& progress, const Interrupt
                           return 0;
                         }
                         ContentLane& lane = lanes[i];
-                        if (const auto own = unused.find(lane.number); own != unused.end())
-                          punch_holes(lane.file, own->second);
                         STASIS_TRY(sync(lane.file, lane.path));
                         STASIS_TRY(lane.file.close(lane.path));
                         return lane.end;
@@ -547,6 +541,8 @@ void ContentWriter::mark_known(std::span<std::byte> digests) const {
     digests[0] = std::byte{digest == state_->zeros || state_->has(digest)};
   }
 }
+
+UnwantedRoom ContentWriter::take_unwanted_room() { return std::move(state_->unwanted); }
 
 std::uint64_t ContentWriter::digest_chunk() const { return state_->options.chunk_bytes; }
 

@@ -30,6 +30,7 @@
 #include "image/content.h"
 #include "image/content_base.h"
 #include "image/manifest.h"
+#include "image/unwanted_room.h"
 
 namespace stasis {
 
@@ -90,8 +91,8 @@ class ContentWriter {
   Result<void> write(std::size_t stream, std::uint64_t offset, std::span<const std::byte> bytes);
 
   // Stores content that a later write() may have, whole chunks: what it then has of it, it need not
-  // store. What no write() has had when finish() comes takes no room where the file system has
-  // holes. Before the first write(); threads and errors as of that. The bytes that it has stored.
+  // store. What no write() has had when finish() comes is take_unwanted_room()'s. Before the first
+  // write(); threads and errors as of that. The bytes that it has stored.
   Result<std::uint64_t> precopy(std::span<const std::byte> bytes);
   // How many bytes it would store. Stores nothing.
   std::uint64_t not_precopied(std::span<const std::byte> bytes) const;
@@ -111,6 +112,8 @@ class ContentWriter {
   // writes the index and syncs that. kInternal if something was never written; what write() failed
   // with, if it did; kInterrupted, kNoSpace, kIo. `progress` is told of the phase "sync content".
   Result<ContentSummary> finish(Progress& progress, const Interrupt& interrupt);
+  // After that: of what precopy() has stored in vain.
+  UnwantedRoom take_unwanted_room();
 
  private:
   struct State;

@@ -562,6 +562,8 @@ class DumpRun {
       opened_->direct.dismiss();
     if (!back) return keep_image_of_lost(std::move(back.error()));
     report_.downtime = phases_.downtime();
+    opened_->direct.give_back_room();
+    host_.give_back_room();
     return is_deferred() ? complete_later() : Result<void>();
   }
 

@@ -354,6 +354,7 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
   record_ = std::move(summary.record);
   reused_bytes_ = summary.use.reused_bytes;
   precopied_bytes_ = summary.precopied_bytes;
+  unwanted_ = writer_->take_unwanted_room();
   writer_.reset();
   return fault(FaultPoint::kHostSaved);
 }

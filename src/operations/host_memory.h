@@ -60,6 +60,8 @@ class HostMemory {
   std::uint64_t reused_bytes() const { return reused_bytes_; }
   // What precopy() had stored of it.
   std::uint64_t precopied_bytes() const { return precopied_bytes_; }
+  // The image's room for what that had stored in vain is free again. When the job runs.
+  void give_back_room() { unwanted_.give_back(); }
 
  private:
   struct Source {
@@ -81,6 +83,7 @@ class HostMemory {
   std::vector<Source> sources_;  // of each stream
   std::optional<ContentWriter> writer_;
   std::uint64_t precopied_bytes_ = 0;
+  UnwantedRoom unwanted_;
   std::optional<ContentRecord> record_;
   std::uint64_t bytes_ = 0;
   std::uint64_t reused_bytes_ = 0;

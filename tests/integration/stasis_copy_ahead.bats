@@ -41,6 +41,18 @@ restored_goes_on() {
   restored_goes_on
 }
 
+@test "what did not change stays on the GPU, and need not come back" {
+  start_under_agent memory --size 4M --still 96M --pause-ms 5
+  STASIS_SIM_FAULTS=$SLOWLY ahead --json
+  assert_equal "$status" 0 "$err"
+  has_ahead
+  echo "$out" >&2
+  # A copy within the GPU, where one of all would be a dozen.
+  (($(json '[int(1000 * p["seconds"]) for p in d["phases"] if p["name"] == "copy in"][0]') < 200))
+  target_goes_on
+  restored_goes_on
+}
+
 @test "of a program that writes all of it, all is as it was at one instant" {
   start_under_agent memory --size 32M --pause-ms 1
   STASIS_SIM_FAULTS=$SLOWLY ahead --json
