@@ -93,8 +93,8 @@ CUdeviceptr free_place_of(const Physical& physical, const std::vector<Mapping*>&
   return whole == mappings.end() ? 0 : (*whole)->address;
 }
 
-// A context on each device: of the program's, or, where that only has memory there, the device's
-// primary one for as long as this lives. To make one may take tenths of a second.
+// A context on each device: of the program's, or the device's primary one for as long as this
+// lives. To make one may take tenths of a second.
 class Contexts {
  public:
   Contexts() = default;
@@ -105,16 +105,17 @@ class Contexts {
   Contexts(const Contexts&) = delete;
   Contexts& operator=(const Contexts&) = delete;
 
+  // The program's, one on each of the devices.
+  static std::map<CUdevice, CUcontext> of_program() {
+    const TablesLock lock;
+    std::map<CUdevice, CUcontext> found;
+    for (const auto& [context, device] : tables().contexts)
+      found.emplace(device, context);
+    return found;
+  }
+
   // Otherwise what the driver says to one more, such as that it has no memory for it.
-  CUresult find(CUdevice device, CUcontext& found) {
-    {
-      const TablesLock lock;
-      for (const auto& [context, its_device] : tables().contexts) {
-        if (its_device != device) continue;
-        found = context;
-        return CUDA_SUCCESS;
-      }
-    }
+  CUresult retain(CUdevice device, CUcontext& found) {
     const auto known = retained_.find(device);
     if (known != retained_.end()) {
       found = known->second;
@@ -129,25 +130,25 @@ class Contexts {
   std::map<CUdevice, CUcontext> retained_;
 };
 
-// All of it, or of what has its size, to or from `at` in this process. Mapped anew, at `place`, if
-// that is not 0: the program's own mappings may cover parts of it, or none.
-Outcome copy_whole(Contexts& contexts, const Physical& physical,
-                   CUmemGenericAllocationHandle handle, std::byte* at, bool out,
-                   CUdeviceptr place = 0) {
-  CUcontext context = nullptr;
-  auto result = contexts.find(physical.prop.location.id, context);
-  if (result != CUDA_SUCCESS) return failed(result, "cuDevicePrimaryCtxRetain");
-  const CurrentContext current(context);
+constexpr char kSetAccess[] = "cuMemSetAccess";
 
+// All of it, or of what has its size, to or from `at` in this process, by a context of that device.
+// Mapped anew, at `place`, if that is not 0: the program's own mappings may cover parts of it, or
+// none.
+Outcome copy_by(CUcontext context, CUdevice device, const Physical& physical,
+                CUmemGenericAllocationHandle handle, std::byte* at, bool out, CUdeviceptr place) {
+  const CurrentContext current(context);
   CUdeviceptr address = place;
+  CUresult result = CUDA_SUCCESS;
   if (place == 0) result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
   if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
   result = driver().cuMemMap(address, physical.size, 0, handle, 0);
   const char* what = "cuMemMap";
   if (result == CUDA_SUCCESS) {
-    const CUmemAccessDesc right{physical.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device},
+                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     result = driver().cuMemSetAccess(address, physical.size, &right, 1);
-    what = "cuMemSetAccess";
+    what = kSetAccess;
     if (result == CUDA_SUCCESS) {
       result = out ? driver().cuMemcpyDtoH_v2(at, address, physical.size)
                    : driver().cuMemcpyHtoD_v2(address, at, physical.size);
@@ -159,6 +160,25 @@ Outcome copy_whole(Contexts& contexts, const Physical& physical,
   }
   if (place == 0) driver().cuMemAddressFree(address, physical.size);
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, what);
+}
+
+// By a context of the program's: on the device that has the memory or, where the program has none
+// there, as with a peer's, on one that reaches it. Else by the device's primary one.
+Outcome copy_whole(Contexts& contexts, const Physical& physical,
+                   CUmemGenericAllocationHandle handle, std::byte* at, bool out,
+                   CUdeviceptr place = 0) {
+  const CUdevice home = physical.prop.location.id;
+  const auto own = Contexts::of_program();
+  const auto there = own.find(home);
+  if (there != own.end()) return copy_by(there->second, home, physical, handle, at, out, place);
+  for (const auto& [device, context] : own) {
+    const auto copied = copy_by(context, device, physical, handle, at, out, place);
+    if (copied.ok() || copied.what != kSetAccess) return copied;
+  }
+  CUcontext context = nullptr;
+  if (const auto result = contexts.retain(home, context); result != CUDA_SUCCESS)
+    return failed(result, "cuDevicePrimaryCtxRetain");
+  return copy_by(context, home, physical, handle, at, out, place);
 }
 
 }  // namespace

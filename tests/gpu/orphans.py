@@ -7,6 +7,7 @@ Five pieces: one of the device's and one of the host's by descriptors, a large o
 that has them writes its round into its word of each piece, waits until the others have written theirs, and checks
 what the owner wrote behind these words; so one that has a copy of its own stands still. STATUS.N says the round of
 process N, 0 being the owner, and STATUS that of the last. Runs until SIGTERM; ends with 1 if one of them does.
+With several GPUs the processes take turns, and reach what the owner's GPU has as its peers.
 """
 import ctypes
 import os
@@ -51,18 +52,21 @@ def mapped(handle):
     place = long()
     call("cuMemAddressReserve", ctypes.byref(place), size, none, none, none)
     call("cuMemMap", place, size, none, handle, none)
-    call("cuMemSetAccess", place, size, ctypes.byref(Right(GPU, 3)), ctypes.c_size_t(1))
+    call("cuMemSetAccess", place, size, ctypes.byref(Right(Place(1, device), 3)), ctypes.c_size_t(1))
     call("cuMemRelease", handle)
     return place
 
 
-def begin():
-    global driver
+def begin(number):
+    global driver, device
     # They wait for each other for ever.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     call("cuInit", 0)
-    call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+    devices = ctypes.c_int()
+    call("cuDeviceGetCount", ctypes.byref(devices))
+    device = number % devices.value
+    call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
 
 
 def content(piece):
@@ -114,7 +118,7 @@ def close_agents_sockets():
 
 
 def own(sockets):
-    begin()
+    begin(0)
     places, fds = [], []
     for place in GPU, HOST:
         handle, fd = long(), ctypes.c_int()
@@ -152,7 +156,7 @@ def own(sockets):
 
 
 def take(number, owner, ready):
-    begin()
+    begin(number)
     content, fds, _, _ = socket.recv_fds(owner, 64 * len(SIZES[2:]), 2)
     places = []
     for fd in fds:

@@ -46,6 +46,19 @@ start_orphans() {
   done
 }
 
+@test "on the GPU of a peer, memory that outlives its owner needs no context there" {
+  local way
+  export STASIS_SIM_GPUS=2x256M
+  for way in ends frees; do
+    # As many contexts as the program makes itself.
+    STASIS_SIM_FAULTS=context:error=2@2 start_orphans "$way" 2
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+  done
+}
+
 @test "memory that outlives its owner is dumped and restored with those who share it" {
   need_root "CRIU"
   local way
