@@ -45,18 +45,32 @@ std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64
   return processes_with(listening);
 }
 
-Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members) {
-  const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(const auto sockets, procfs.unix_sockets(importer));
+namespace {
+
+Result<std::set<std::uint64_t>> holders_connections(Pid importer, std::uint64_t service) {
+  STASIS_TRY_ASSIGN(const auto sockets, proc::ProcFs().unix_sockets(importer));
   std::set<std::uint64_t> connections;
   const std::string prefix = name_of(service) + "-";
   for (const proc::UnixSocket& socket : sockets)
     if (socket.path.starts_with(prefix)) connections.insert(socket.inode);
+  return connections;
+}
+
+}  // namespace
+
+Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members) {
+  STASIS_TRY_ASSIGN(auto connections, holders_connections(importer, service));
+  const proc::ProcFs procfs;
   for (const Pid pid : members) {
     const auto inodes = procfs.socket_inodes(pid);
     if (!inodes) continue;
     for (const std::uint64_t inode : *inodes)
       connections.erase(inode);
+  }
+  // A member that runs may have closed one of its own meanwhile.
+  if (!connections.empty()) {
+    STASIS_TRY_ASSIGN(const auto still, holders_connections(importer, service));
+    std::erase_if(connections, [&](std::uint64_t one) { return !still.contains(one); });
   }
   return Holders{connections.size(), processes_with(connections)};
 }
