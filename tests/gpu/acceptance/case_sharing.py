@@ -83,6 +83,28 @@ def all_calls(machine):
     return figures
 
 
+@case("sharing.nccl.goes_on", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
+def goes_on(machine):
+    """Saved while it goes on, the first time ahead; the last of these images then holds what the job had."""
+    target = ranks_of(machine, "goes_on", "--gib", "2")
+    still, ahead = [], []
+    for number in range(3):
+        words = ["--images-dir", os.path.join(machine.work, f"image{number}"), "--sync", "none", "--leave-running"]
+        words += ["--base", os.path.join(machine.work, f"image{number - 1}")] if number else []
+        report = machine.stasis("dump", target.pid, *words, "--json", timeout=180).must_succeed().json()
+        still.append(report["standstill_seconds"])
+        ahead.append(any(phase["name"] == "GPU pre-copy" for phase in report["phases"]))
+        target.wait_rounds(3)
+    expect(ahead[0], "nothing was copied ahead of the first save")
+    target.kill()
+    target.forget_exit()
+    machine.stasis("restore", "--images-dir", os.path.join(machine.work, "image2"), "--detach").must_succeed()
+    target.wait_rounds(3)
+    return {"standstill_seconds": still,
+            "note": f"stands still for {still[0]:.2f} s, later {statistics.median(still[1:]):.2f} s; "
+                    f"{target.finish()} rounds"}
+
+
 @case("sharing.device_map", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
 def device_map(machine):
     """The two ranks change places, at a resume and at a restore."""

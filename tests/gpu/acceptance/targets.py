@@ -157,13 +157,18 @@ class Target:
         self.exit_status = None
 
     def kill(self):
-        for pid in self.tree():
+        tree = self.tree()
+        for pid in tree:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         deadline = time.monotonic() + 20
-        while not self.ended() and time.monotonic() < deadline:
+        # What it left is the runner's own then.
+        while not self.ended() or any(os.path.exists(f"/proc/{pid}") for pid in tree if pid != self.pid):
+            if time.monotonic() > deadline:
+                return
+            reap_strays(self.machine.known_pids())
             time.sleep(0.01)
 
     def tree(self):
