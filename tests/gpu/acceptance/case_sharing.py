@@ -78,8 +78,8 @@ for transport, wanted in TRANSPORTS.items():
 def all_calls(machine):
     """All-gather, send and receive, and communicators that come and go between the suspends."""
     target = ranks_of(machine, "all_calls", "--all-calls")
-    figures = there_and_back(machine, target, 20, 5, lambda: target.wait_rounds(7))
-    figures["note"] = f"20 cycles, 5 dumps, {target.finish()} rounds; {summary(figures)}"
+    figures = there_and_back(machine, target, CYCLES, DUMPS, lambda: target.wait_rounds(7))
+    figures["note"] = f"{CYCLES} cycles, {DUMPS} dumps, {target.finish()} rounds; {summary(figures)}"
     return figures
 
 
