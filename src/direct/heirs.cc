@@ -111,6 +111,25 @@ Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessSha
        Override::kIgnoreObstacles}));
 }
 
+// Whose memory is inherited by one of these, or was, or whose program has closed the socket of its
+// agent: no agent counts who has that open. Each by its number, with the one that has it.
+Result<std::map<std::uint64_t, std::size_t>> uncounted(
+    const Heirs& heirs, const std::vector<ProcessShares>& processes) {
+  std::map<std::uint64_t, std::size_t> out;
+  for (const auto& [id, heir] : heirs)
+    out.emplace(id[0], heir);
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    std::set<std::uint64_t> owned;
+    for (const Share& share : processes[i].shares)
+      if (share.role == ShareRole::kOwner) owned.insert(share.id[0]);
+    if (owned.empty()) continue;
+    STASIS_TRY_ASSIGN(const auto counted, services_of(processes[i].pid));
+    for (const std::uint64_t service : owned)
+      if (!counted.contains(service)) out.emplace(service, i);
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes) {
@@ -118,16 +137,16 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
   for (const ProcessShares& process : processes)
     among_them.insert(process.pid);
   STASIS_TRY(check_owners_ended(heirs, processes, among_them));
-  std::set<std::uint64_t> checked;
-  for (const auto& [id, heir] : heirs) {
-    if (!checked.insert(id[0]).second) continue;
-    STASIS_TRY_ASSIGN(const auto holders, find_holders(processes[heir].pid, id[0], among_them));
+  STASIS_TRY_ASSIGN(const auto services, uncounted(heirs, processes));
+  for (const auto& [service, owner] : services) {
+    const Pid pid = processes[owner].pid;
+    STASIS_TRY_ASSIGN(const auto holders, find_holders(pid, service, among_them));
     if (holders.outside == 0) continue;
     const std::string named = listed(holders.named);
     return fail(refusal(
-        {"exported-memory", Severity::kRed, processes[heir].pid,
-         fmt::format("GPU memory whose owner has ended or has freed it, and that another process, "
-                     "which is not in the tree, has, too{}",
+        {"exported-memory", Severity::kRed, pid,
+         fmt::format("GPU memory whose first owner has ended, has freed it or is reached no more, "
+                     "and that another process, which is not in the tree, has, too{}",
                      named.empty() ? " (which one is not seen from here)" : named),
          "name the process that both are below, or try again when the other has given it up",
          Override::kIgnoreObstacles}));

@@ -30,10 +30,11 @@ using Heirs = std::map<direct::ShareId, std::size_t>;
 // those that processes of several users have.
 Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owners);
 
-// kNotSupported if a process that is not among these has memory of the same owner's, too, and would
-// be left with another copy of it: seen by its connection to that, in the network namespace in
-// which the heir is. Also if one of them may be an owner that seems to have ended, because its
-// program has closed the sockets of its agent.
+// kNotSupported if a process that is not among these has memory, too, that one of these inherits,
+// has inherited before, or has made and is not asked for any more, and would be left with another
+// copy of it: seen by its connection to the first owner, in the network namespace in which that one
+// is. Also if a process that is not among these may be an owner that seems to have ended, because
+// its program has closed the sockets of its agent.
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes);
 
 // With all gates closed: the heirs save what they inherit. Before that the agents of all that have

@@ -1,6 +1,8 @@
 #include "direct/sharing_processes.h"
 
 #include <algorithm>
+#include <charconv>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -14,6 +16,23 @@ namespace {
 // As /proc writes abstract names.
 std::string name_of(std::uint64_t service) {
   return fmt::format("@{}{:016x}", direct::kShareSocket, service);
+}
+
+// None if it is not such a name.
+std::optional<std::uint64_t> service_in(const std::string& name) {
+  std::uint64_t service = 0;
+  const char* end = name.data() + name.size();
+  const auto digits = std::min(name.size(), sizeof direct::kShareSocket);
+  (void)std::from_chars(name.data() + digits, end, service, 16);
+  return name == name_of(service) ? std::optional(service) : std::nullopt;
+}
+
+// In its network namespace; none if it has ended.
+Result<std::vector<proc::UnixSocket>> sockets_beside(Pid pid) {
+  auto sockets = proc::ProcFs().unix_sockets(pid);
+  if (!sockets && sockets.error().code == ErrorCode::kNoSuchProcess)
+    return std::vector<proc::UnixSocket>();
+  return sockets;
 }
 
 std::vector<SharingProcess> processes_with(const std::set<std::uint64_t>& sockets) {
@@ -48,7 +67,7 @@ std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64
 namespace {
 
 Result<std::set<std::uint64_t>> holders_connections(Pid importer, std::uint64_t service) {
-  STASIS_TRY_ASSIGN(const auto sockets, proc::ProcFs().unix_sockets(importer));
+  STASIS_TRY_ASSIGN(const auto sockets, sockets_beside(importer));
   std::set<std::uint64_t> connections;
   const std::string prefix = name_of(service) + "-";
   for (const proc::UnixSocket& socket : sockets)
@@ -75,27 +94,29 @@ Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set
   return Holders{connections.size(), processes_with(connections)};
 }
 
+Result<std::set<std::uint64_t>> services_of(Pid pid) {
+  std::set<std::uint64_t> out;
+  STASIS_TRY_ASSIGN(const auto sockets, sockets_beside(pid));
+  if (sockets.empty()) return out;
+  STASIS_TRY_ASSIGN(const auto inodes, proc::ProcFs().socket_inodes(pid));
+  const std::set<std::uint64_t> own(inodes.begin(), inodes.end());
+  for (const proc::UnixSocket& socket : sockets) {
+    if (!socket.listens || !own.contains(socket.inode)) continue;
+    if (const auto service = service_in(socket.path)) out.insert(*service);
+  }
+  return out;
+}
+
 std::vector<SharingProcess> find_silent_owners(const std::set<Pid>& members) {
-  const proc::ProcFs procfs;
   std::vector<SharingProcess> out;
-  const auto all = procfs.all();
+  const auto all = proc::ProcFs().all();
   if (!all) return out;
-  const std::size_t length_of_name = name_of(0).size();
-  const std::string prefix = name_of(0).substr(0, sizeof direct::kShareSocket);
   for (const proc::ProcessInfo& info : *all) {
     if (members.contains(info.pid)) continue;
     const std::uint32_t made = direct::AgentClient::services_of(info.pid);
     if (made == 0) continue;
-    const auto sockets = procfs.unix_sockets(info.pid);
-    const auto inodes = procfs.socket_inodes(info.pid);
-    if (!sockets || !inodes) continue;
-    const std::set<std::uint64_t> own(inodes->begin(), inodes->end());
-    const auto listening =
-        std::count_if(sockets->begin(), sockets->end(), [&](const proc::UnixSocket& socket) {
-          return socket.listens && socket.path.size() == length_of_name &&
-                 socket.path.starts_with(prefix) && own.contains(socket.inode);
-        });
-    if (static_cast<std::uint32_t>(listening) < made) out.push_back({info.pid, info.comm});
+    const auto asked_by = services_of(info.pid);
+    if (asked_by && asked_by->size() < made) out.push_back({info.pid, info.comm});
   }
   return out;
 }

@@ -27,8 +27,13 @@ struct Holders {
   std::size_t outside = 0;            // connections that none of the members has
   std::vector<SharingProcess> named;  // whose those are, as far as that is seen
 };
-// In the network namespace of `importer`. Errors as of ProcFs::unix_sockets().
+// In the network namespace of `importer`; none if that has ended. Errors as of
+// ProcFs::unix_sockets().
 Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members);
+
+// The numbers by which the process is asked for memory; none if it has ended. Errors as of
+// ProcFs::unix_sockets() and socket_inodes().
+Result<std::set<std::uint64_t>> services_of(Pid pid);
 
 // Processes besides the members that may own memory and that no socket tells of any more: their
 // programs have closed one on which their agents listened. Without those that cannot be seen.

@@ -91,6 +91,25 @@ start_orphans() {
   target_goes_on
 }
 
+@test "memory that one has inherited, or whose owner is asked for it no more, is refused where a process of another tree has it" {
+  local way child
+  for way in ends frees closes; do
+    start_orphans "$way" 2
+    [[ $way == closes ]] || done_by suspend "$TARGET"
+    [[ $way == closes ]] || done_by resume "$TARGET"
+    for child in "${CHILDREN[@]}"; do
+      refused 8 not-supported suspend "$child"
+      assert_contains "$err" "not in the tree"
+      refused 8 not-supported suspend "$child" --path driver
+    done
+    target_goes_on
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+  done
+}
+
 # Which has the pages of its job's agents in its memory.
 @test "a tool that is at work on another job is not taken for an owner that has closed its sockets" {
   local first tool
