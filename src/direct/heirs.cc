@@ -30,30 +30,26 @@ struct Importers {
   bool lost_owner = true;            // all of the holders
 };
 
-// Who is asked by each number, as seen from one process. To look takes 8 ms beside a GPU, and
-// NCCL's ranks have hundreds of pieces of each other's.
-class OwnersSeen {
- public:
-  const std::vector<SharingProcess>& of(Pid importer, std::uint64_t service) {
-    const auto [at, is_new] = seen_.try_emplace({importer, service});
-    if (is_new) at->second = find_owners(importer, {service});
-    return at->second;
-  }
+using Services = std::map<std::size_t, std::set<std::uint64_t>>;  // by the process that has some
 
- private:
-  std::map<std::pair<Pid, std::uint64_t>, std::vector<SharingProcess>> seen_;
-};
+// Of each owner, by its number, the processes that are asked by that.
+OwnersAsked owners_asked(const Services& services, const std::vector<ProcessShares>& processes) {
+  OwnersAsked out;
+  for (const auto& [process, of_those] : services)
+    out.merge(find_owners(processes[process].pid, of_those));
+  return out;
+}
 
 // Whether the owner has ended, or is one of these, and does not name the piece any more.
-bool has_no_owner(const ShareId& id, const Importers& importers,
-                  const std::vector<ProcessShares>& processes, OwnersSeen& seen) {
-  const auto& owners = seen.of(processes[importers.holders.front()].pid, id[0]);
-  const bool among_them =
-      std::all_of(owners.begin(), owners.end(), [&](const SharingProcess& owner) {
+bool has_no_owner(const ShareId& id, const Importers& importers, const OwnersAsked& asked,
+                  const std::vector<ProcessShares>& processes) {
+  const auto owners = asked.find(id[0]);
+  if (owners == asked.end()) return importers.lost_owner;
+  return std::all_of(
+      owners->second.begin(), owners->second.end(), [&](const SharingProcess& owner) {
         return std::any_of(processes.begin(), processes.end(),
                            [&](const ProcessShares& one) { return one.pid == owner.pid; });
       });
-  return owners.empty() ? importers.lost_owner : among_them;
 }
 
 }  // namespace
@@ -70,15 +66,18 @@ Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owne
       importers.lost_owner = importers.lost_owner && share.has_lost_owner();
     }
   }
+  Services services;
+  for (const auto& [id, importers] : orphans)
+    if (!importers.holders.empty()) services[importers.holders.front()].insert(id[0]);
+  const auto asked = owners_asked(services, processes);
   Heirs heirs;
-  OwnersSeen seen;
   for (const auto& [id, importers] : orphans) {
     if (importers.holders.empty()) continue;
     const auto first = importers.holders.front();
     const bool of_one_user =
         std::all_of(importers.processes.begin(), importers.processes.end(),
                     [&](std::size_t one) { return processes[one].uid == processes[first].uid; });
-    if (of_one_user && has_no_owner(id, importers, processes, seen)) heirs.emplace(id, first);
+    if (of_one_user && has_no_owner(id, importers, asked, processes)) heirs.emplace(id, first);
   }
   return heirs;
 }
@@ -95,9 +94,12 @@ std::string listed(const std::vector<SharingProcess>& processes) {
 // That it has ended is seen by its sockets, which a program may close, too.
 Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessShares>& processes,
                                 const std::set<Pid>& among_them) {
-  OwnersSeen seen;
+  Services services;
+  for (const auto& [id, heir] : heirs)
+    services[heir].insert(id[0]);
+  const auto asked = owners_asked(services, processes);
   const auto orphan = std::find_if(heirs.begin(), heirs.end(), [&](const auto& entry) {
-    return seen.of(processes[entry.second].pid, entry.first[0]).empty();
+    return !asked.contains(entry.first[0]);
   });
   if (orphan == heirs.end()) return {};
   const auto silent = find_silent_owners(among_them);
@@ -112,12 +114,11 @@ Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessSha
 }
 
 // Whose memory is inherited by one of these, or was, or whose program has closed the socket of its
-// agent: no agent counts who has that open. Each by its number, with the one that has it.
-Result<std::map<std::uint64_t, std::size_t>> uncounted(
-    const Heirs& heirs, const std::vector<ProcessShares>& processes) {
-  std::map<std::uint64_t, std::size_t> out;
+// agent: no agent counts who has that open.
+Result<Services> uncounted(const Heirs& heirs, const std::vector<ProcessShares>& processes) {
+  Services out;
   for (const auto& [id, heir] : heirs)
-    out.emplace(id[0], heir);
+    out[heir].insert(id[0]);
   for (std::size_t i = 0; i < processes.size(); ++i) {
     std::set<std::uint64_t> owned;
     for (const Share& share : processes[i].shares)
@@ -125,7 +126,7 @@ Result<std::map<std::uint64_t, std::size_t>> uncounted(
     if (owned.empty()) continue;
     STASIS_TRY_ASSIGN(const auto counted, services_of(processes[i].pid));
     for (const std::uint64_t service : owned)
-      if (!counted.contains(service)) out.emplace(service, i);
+      if (!counted.contains(service)) out[i].insert(service);
   }
   return out;
 }
@@ -138,9 +139,9 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
     among_them.insert(process.pid);
   STASIS_TRY(check_owners_ended(heirs, processes, among_them));
   STASIS_TRY_ASSIGN(const auto services, uncounted(heirs, processes));
-  for (const auto& [service, owner] : services) {
-    const Pid pid = processes[owner].pid;
-    STASIS_TRY_ASSIGN(const auto holders, find_holders(pid, service, among_them));
+  for (const auto& [process, of_those] : services) {
+    const Pid pid = processes[process].pid;
+    STASIS_TRY_ASSIGN(const auto holders, find_holders(pid, of_those, among_them));
     if (holders.outside == 0) continue;
     const std::string named = listed(holders.named);
     return fail(refusal(

@@ -33,11 +33,14 @@ std::string pieces(std::size_t count, std::uint64_t bytes) {
                     : fmt::format("{} pieces ({})", count, format_bytes(bytes));
 }
 
-std::string of_those(const std::vector<SharingProcess>& owners) {
+std::string of_those(const OwnersAsked& owners) {
+  std::map<Pid, std::string> names;
+  for (const auto& [service, processes] : owners)
+    for (const SharingProcess& owner : processes)
+      names.emplace(owner.pid, owner.name);
   std::string text;
-  for (const SharingProcess& owner : owners)
-    text +=
-        fmt::format("{} process {} ({})", text.empty() ? " of" : ",", owner.pid.value, owner.name);
+  for (const auto& [pid, name] : names)
+    text += fmt::format("{} process {} ({})", text.empty() ? " of" : ",", pid.value, name);
   return text;
 }
 

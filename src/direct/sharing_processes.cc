@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -18,12 +19,17 @@ std::string name_of(std::uint64_t service) {
   return fmt::format("@{}{:016x}", direct::kShareSocket, service);
 }
 
-// None if it is not such a name.
-std::optional<std::uint64_t> service_in(const std::string& name) {
+constexpr std::size_t kNameLength = sizeof direct::kShareSocket + 16;
+
+// Of the socket by which an owner is asked, or, with `held`, of a connection to one. None if it is
+// not such a name.
+std::optional<std::uint64_t> service_in(std::string_view name, bool held) {
+  if (held ? name.size() <= kNameLength || name[kNameLength] != '-' : name.size() != kNameLength)
+    return std::nullopt;
+  name = name.substr(0, kNameLength);
   std::uint64_t service = 0;
-  const char* end = name.data() + name.size();
-  const auto digits = std::min(name.size(), sizeof direct::kShareSocket);
-  (void)std::from_chars(name.data() + digits, end, service, 16);
+  (void)std::from_chars(name.data() + sizeof direct::kShareSocket, name.data() + name.size(),
+                        service, 16);
   return name == name_of(service) ? std::optional(service) : std::nullopt;
 }
 
@@ -52,45 +58,57 @@ std::vector<SharingProcess> processes_with(const std::set<std::uint64_t>& socket
 
 }  // namespace
 
-std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64_t>& services) {
-  std::set<std::string> names;
-  for (const std::uint64_t service : services)
-    names.insert(name_of(service));
-  std::set<std::uint64_t> listening;
-  if (const auto sockets = proc::ProcFs().unix_sockets(importer); sockets && !names.empty()) {
-    for (const proc::UnixSocket& socket : *sockets)
-      if (socket.listens && names.contains(socket.path)) listening.insert(socket.inode);
+OwnersAsked find_owners(Pid importer, const std::set<std::uint64_t>& services) {
+  OwnersAsked out;
+  std::map<std::uint64_t, std::uint64_t> listening;  // by the socket
+  const proc::ProcFs procfs;
+  const auto sockets = procfs.unix_sockets(importer);
+  if (!sockets || services.empty()) return out;
+  for (const proc::UnixSocket& socket : *sockets) {
+    const auto service = socket.listens ? service_in(socket.path, false) : std::nullopt;
+    if (service && services.contains(*service)) listening.emplace(socket.inode, *service);
   }
-  return processes_with(listening);
+  const auto all = procfs.all();
+  if (listening.empty() || !all) return out;
+  for (const proc::ProcessInfo& info : *all) {
+    const auto inodes = procfs.socket_inodes(info.pid);
+    if (!inodes) continue;
+    // Of one socket it may have several descriptors.
+    for (const std::uint64_t inode : std::set<std::uint64_t>(inodes->begin(), inodes->end()))
+      if (const auto socket = listening.find(inode); socket != listening.end())
+        out[socket->second].push_back({info.pid, info.comm});
+  }
+  return out;
 }
 
 namespace {
 
-Result<std::set<std::uint64_t>> holders_connections(Pid importer, std::uint64_t service) {
+Result<std::set<std::uint64_t>> connections_to(const std::set<std::uint64_t>& services,
+                                               Pid importer) {
   STASIS_TRY_ASSIGN(const auto sockets, sockets_beside(importer));
   std::set<std::uint64_t> connections;
-  const std::string prefix = name_of(service) + "-";
-  for (const proc::UnixSocket& socket : sockets)
-    if (socket.path.starts_with(prefix)) connections.insert(socket.inode);
+  for (const proc::UnixSocket& socket : sockets) {
+    const auto service = service_in(socket.path, true);
+    if (service && services.contains(*service)) connections.insert(socket.inode);
+  }
   return connections;
 }
 
 }  // namespace
 
-Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members) {
-  STASIS_TRY_ASSIGN(auto connections, holders_connections(importer, service));
-  const proc::ProcFs procfs;
+Result<Holders> find_holders(Pid importer, const std::set<std::uint64_t>& services,
+                             const std::set<Pid>& members) {
+  STASIS_TRY_ASSIGN(auto connections, connections_to(services, importer));
   for (const Pid pid : members) {
-    const auto inodes = procfs.socket_inodes(pid);
+    const auto inodes = proc::ProcFs().socket_inodes(pid);
     if (!inodes) continue;
     for (const std::uint64_t inode : *inodes)
       connections.erase(inode);
   }
+  if (connections.empty()) return Holders{};
   // A member that runs may have closed one of its own meanwhile.
-  if (!connections.empty()) {
-    STASIS_TRY_ASSIGN(const auto still, holders_connections(importer, service));
-    std::erase_if(connections, [&](std::uint64_t one) { return !still.contains(one); });
-  }
+  STASIS_TRY_ASSIGN(const auto still, connections_to(services, importer));
+  std::erase_if(connections, [&](std::uint64_t one) { return !still.contains(one); });
   return Holders{connections.size(), processes_with(connections)};
 }
 
@@ -102,7 +120,7 @@ Result<std::set<std::uint64_t>> services_of(Pid pid) {
   const std::set<std::uint64_t> own(inodes.begin(), inodes.end());
   for (const proc::UnixSocket& socket : sockets) {
     if (!socket.listens || !own.contains(socket.inode)) continue;
-    if (const auto service = service_in(socket.path)) out.insert(*service);
+    if (const auto service = service_in(socket.path, false)) out.insert(*service);
   }
   return out;
 }

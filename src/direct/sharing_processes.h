@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,18 +19,21 @@ struct SharingProcess {
   std::string name;
 };
 
+// By the number by which they are asked.
+using OwnersAsked = std::map<std::uint64_t, std::vector<SharingProcess>>;
 // Those that are asked by these numbers in the network namespace of the process; without those that
-// have ended, or cannot be seen.
-std::vector<SharingProcess> find_owners(Pid importer, const std::set<std::uint64_t>& services);
+// have ended, or cannot be seen. Looks at all processes once: a process may have memory of many.
+OwnersAsked find_owners(Pid importer, const std::set<std::uint64_t>& services);
 
-// Who has connections that agents have made to that owner, which may have ended.
+// Who has connections that agents have made to those owners, which may have ended.
 struct Holders {
   std::size_t outside = 0;            // connections that none of the members has
   std::vector<SharingProcess> named;  // whose those are, as far as that is seen
 };
 // In the network namespace of `importer`; none if that has ended. Errors as of
 // ProcFs::unix_sockets().
-Result<Holders> find_holders(Pid importer, std::uint64_t service, const std::set<Pid>& members);
+Result<Holders> find_holders(Pid importer, const std::set<std::uint64_t>& services,
+                             const std::set<Pid>& members);
 
 // The numbers by which the process is asked for memory; none if it has ended. Errors as of
 // ProcFs::unix_sockets() and socket_inodes().

@@ -1,7 +1,19 @@
 #include "direct/sharing.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "abi/agent_protocol.h"
+#include "base/fd.h"
 
 namespace stasis {
 namespace {
@@ -79,6 +91,28 @@ TEST(Sharing, WhatHasNoOwnerAnyMoreIsInheritedByOne) {
   // Of two users, of whom one may have forged it.
   EXPECT_EQ(refused({{Pid{10}, 1000, {orphan(2, 1)}}, {Pid{11}, 0, {orphan(2, 1)}}}, "process 10"),
             ErrorCode::kNotSupported);
+}
+
+// To look through all processes for each takes minutes.
+TEST(Sharing, TheOwnerOfManyPiecesIsLookedForOnce) {
+  constexpr std::uint64_t kPieces = 20000;
+  constexpr std::uint64_t kService = 0x7465737400000001;
+  const UniqueFd asked(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string text = fmt::format("{}{:016x}", direct::kShareSocket, kService);
+  text.copy(name.sun_path + 1, sizeof name.sun_path - 1);
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  ASSERT_EQ(::bind(asked.get(), reinterpret_cast<const sockaddr*>(&name), size), 0);
+  ASSERT_EQ(::listen(asked.get(), 1), 0);
+  // This process made them, and has freed them.
+  ProcessShares process{Pid{::getpid()}, ::getuid(), {}};
+  for (std::uint64_t i = 1; i <= kPieces; ++i)
+    process.shares.push_back(imported(kService, i));
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(find_heirs({process}, {}).size(), kPieces);
+  EXPECT_TRUE(check_sharing({process}));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 TEST(Sharing, MemoryOfAnotherUserIsNotLent) {
