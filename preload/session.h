@@ -14,6 +14,7 @@
 #include "abi/agent_protocol.h"
 #include "abi/cuda_abi.h"
 #include "eviction.h"
+#include "sharing.h"
 
 namespace stasis::preload {
 
@@ -109,6 +110,7 @@ class Session {
   Clock::time_point last_request_ = Clock::now();
   std::uint32_t serving_ = 0;
   std::vector<Segment> segments_;
+  std::vector<Shared> listed_;  // by list_shares(), of which a part is told already
   bool buffer_wanted_ = true;
   // What the page says too, where others of the same user can write.
   direct::AgentState state_ = direct::AgentState::kRunning;

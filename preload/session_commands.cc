@@ -256,12 +256,13 @@ void Session::open_gate(bool keeps_buffer) {
 }
 
 void Session::list_shares() {
-  const auto all = list_shared();
-  for (std::uint64_t i = arguments_[0]; i < all.size(); ++i) {
+  if (arguments_[0] == 0) listed_ = list_shared();
+  for (std::uint64_t i = arguments_[0]; i < listed_.size(); ++i) {
     if (page_.exported_count == direct::kShareBatch) break;
-    page_.shares[page_.exported_count++] = {all[i].id,   all[i].bytes, all[i].role,
-                                            all[i].open, -1,           all[i].of_host};
+    const Shared& one = listed_[i];
+    page_.shares[page_.exported_count++] = {one.id, one.bytes, one.role, one.open, -1, one.of_host};
   }
+  if (page_.exported_count < direct::kShareBatch) listed_ = {};
   done();
 }
 

@@ -36,23 +36,34 @@ std::size_t foreign_count() {
 }
 std::size_t outside_count() { return tables().outside_of_driver.size() + tables().fabric_exports; }
 
-// With the tables locked. By CUDA IPC each piece has one of its own.
-int connection_of(const Physical& imported) {
-  for (const auto& [address, mapping] : tables().mappings) {
-    if (mapping.physical != &imported) continue;
-    const auto opened = tables().allocations.find(address);
-    if (opened != tables().allocations.end() && opened->second.is_opened())
-      return opened->second.connection;
+// By which it is seen whether an owner has ended. With the tables locked while it lives.
+class Connections {
+ public:
+  Connections() {
+    for (const auto& [address, allocation] : tables().allocations)
+      if (allocation.is_opened()) by_ipc_.emplace(allocation.physical, allocation.connection);
   }
-  const auto at = tables().owners.find(imported.key.service);
-  return at == tables().owners.end() ? -1 : at->second;
-}
+  // As in AgentShare.
+  std::uint32_t status_of(const Physical& imported) {
+    if (!imported.present) return direct::kGivenUp;
+    return has_hung_up(imported) ? direct::kOwnerLost : 0;
+  }
 
-// As in AgentShare.
-std::uint32_t import_status(const Physical& imported) {
-  if (!imported.present) return direct::kGivenUp;
-  return has_hung_up(connection_of(imported), imported.key) ? direct::kOwnerLost : 0;
-}
+ private:
+  bool has_hung_up(const Physical& imported) {
+    // By CUDA IPC each piece has one of its own.
+    if (const auto at = by_ipc_.find(&imported); at != by_ipc_.end())
+      return preload::has_hung_up(at->second, imported.key);
+    const auto [known, is_new] = by_descriptor_.try_emplace(imported.key.service, false);
+    if (!is_new) return known->second;
+    const auto at = tables().owners.find(imported.key.service);
+    known->second = at != tables().owners.end() && preload::has_hung_up(at->second, imported.key);
+    return known->second;
+  }
+
+  std::map<const Physical*, int> by_ipc_;
+  std::map<std::uint64_t, bool> by_descriptor_;
+};
 
 }  // namespace
 
@@ -99,13 +110,14 @@ std::uint32_t multicast_count() {
 std::vector<Shared> list_shared() {
   const TablesLock lock;
   std::vector<Shared> shared;
+  Connections connections;
   for (const auto& [handle, physical] : tables().physicals) {
     if (physical->outside) shared.push_back({{}, physical->size, ShareRole::kOutside, 0});
     if (physical->origin == MemoryOrigin::kImported) {
       const bool known = is_known_import(*physical);
       shared.push_back({id_of(physical->key), physical->size,
                         known ? ShareRole::kImporter : ShareRole::kForeign,
-                        known ? import_status(*physical) : 0});
+                        known ? connections.status_of(*physical) : 0});
     } else {
       auto keys = keys_of_own(*physical);
       if (physical->key != ShareKey{}) keys.push_back(physical->key);

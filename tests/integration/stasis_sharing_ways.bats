@@ -1,0 +1,72 @@
+#!/usr/bin/env bats
+# GPU memory that processes share in ways of their own, or much of it, by small programs, on the simulated driver.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+}
+teardown() { end_stasis; }
+
+@test "a process that has two thousand pieces of another's is suspended and resumed" {
+  cat >"$BATS_TEST_TMPDIR/many.py" <<'END'
+import ctypes, os, socket, sys, time
+COUNT, SIZE, status = 2000, 2 << 20, sys.argv[1]
+long = ctypes.c_uint64
+none, size = long(0), ctypes.c_size_t(SIZE)
+class Place(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("id", ctypes.c_int)]
+class Prop(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("handles", ctypes.c_uint), ("place", Place), ("rest", long * 2)]
+class Right(ctypes.Structure):
+    _fields_ = [("place", Place), ("flags", ctypes.c_uint)]
+def call(name, *words):
+    result = getattr(driver, name)(*words)
+    assert result == 0, (name, result)
+ours, theirs = socket.socketpair()
+is_owner = os.fork() != 0
+driver, context, data = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), long()
+call("cuInit", 0)
+call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+call("cuMemAlloc_v2", ctypes.byref(data), size)
+(theirs if is_owner else ours).close()
+if not is_owner:
+    ctypes.CDLL(None).prctl(1, 9)
+    places = long()
+    call("cuMemAddressReserve", ctypes.byref(places), ctypes.c_size_t(COUNT * SIZE), none, none, none)
+for number in range(COUNT):
+    handle, fd = long(), ctypes.c_int()
+    if is_owner:
+        call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(Prop(1, 1, Place(1, 0))), none)
+        call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, 1, none)
+        socket.send_fds(ours, [b"x"], [fd.value])
+        assert ours.recv(1) == b"x"
+    else:
+        fd.value = socket.recv_fds(theirs, 1, 1)[1][0]
+        call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd.value), 1)
+        place = long(places.value + number * SIZE)
+        call("cuMemMap", place, size, none, handle, none)
+        call("cuMemSetAccess", place, size, ctypes.byref(Right(Place(1, 0), 3)), ctypes.c_size_t(1))
+        call("cuMemRelease", handle)
+        theirs.send(b"x")
+    os.close(fd.value)
+for round in range(1, 10**9):
+    call("cuMemsetD8_v2", data, 1, size)
+    if is_owner:
+        with open(status + ".new", "w") as file:
+            file.write(f"round {round}\n")
+        os.rename(status + ".new", status)
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/many
+  export STASIS_SIM_GPUS=1x8G
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/many.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
