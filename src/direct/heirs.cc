@@ -113,22 +113,16 @@ Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessSha
        Override::kIgnoreObstacles}));
 }
 
-// Whose memory is inherited by one of these, or was, or whose program has closed the socket of its
-// agent: no agent counts who has that open.
-Result<Services> uncounted(const Heirs& heirs, const std::vector<ProcessShares>& processes) {
-  Services out;
-  for (const auto& [id, heir] : heirs)
-    out[heir].insert(id[0]);
-  for (std::size_t i = 0; i < processes.size(); ++i) {
-    std::set<std::uint64_t> owned;
-    for (const Share& share : processes[i].shares)
-      if (share.role == ShareRole::kOwner) owned.insert(share.id[0]);
-    if (owned.empty()) continue;
-    STASIS_TRY_ASSIGN(const auto counted, services_of(processes[i].pid));
-    for (const std::uint64_t service : owned)
-      if (!counted.contains(service)) out[i].insert(service);
-  }
-  return out;
+// Whose memory the process has made or inherited, and whose holders no agent counts.
+Result<std::set<std::uint64_t>> uncounted(Pid pid, const std::vector<Share>& shares) {
+  std::set<std::uint64_t> owned;
+  for (const Share& share : shares)
+    if (share.role == ShareRole::kOwner) owned.insert(share.id[0]);
+  if (owned.empty()) return owned;
+  STASIS_TRY_ASSIGN(const auto counted, services_of(pid));
+  for (const std::uint64_t service : counted)
+    owned.erase(service);
+  return owned;
 }
 
 }  // namespace
@@ -138,7 +132,13 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
   for (const ProcessShares& process : processes)
     among_them.insert(process.pid);
   STASIS_TRY(check_owners_ended(heirs, processes, among_them));
-  STASIS_TRY_ASSIGN(const auto services, uncounted(heirs, processes));
+  Services services;
+  for (const auto& [id, heir] : heirs)
+    services[heir].insert(id[0]);
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    STASIS_TRY_ASSIGN(const auto of_this, uncounted(processes[i].pid, processes[i].shares));
+    if (!of_this.empty()) services[i].insert(of_this.begin(), of_this.end());
+  }
   for (const auto& [process, of_those] : services) {
     const Pid pid = processes[process].pid;
     STASIS_TRY_ASSIGN(const auto holders, find_holders(pid, of_those, among_them));
@@ -153,6 +153,12 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
          Override::kIgnoreObstacles}));
   }
   return {};
+}
+
+Result<bool> is_held_uncounted(Pid pid, const std::vector<Share>& shares) {
+  STASIS_TRY_ASSIGN(const auto services, uncounted(pid, shares));
+  STASIS_TRY_ASSIGN(const auto holders, find_holders(pid, services, {pid}));
+  return holders.outside != 0;
 }
 
 Result<void> let_inherit(AgentSet& agents, const std::vector<ProcessShares>& processes,

@@ -37,6 +37,10 @@ Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owne
 // its program has closed the sockets of its agent.
 Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShares>& processes);
 
+// Whether others have memory of this process's that its agent does not count as open: what it has
+// inherited, and what it has made if its program has closed the socket of its agent.
+Result<bool> is_held_uncounted(Pid pid, const std::vector<direct::Share>& shares);
+
 // With all gates closed: the heirs save what they inherit. Before that the agents of all that have
 // it are told to keep their gates closed without a tool: when a tool is killed later, no process
 // runs with the memory of before beside one that runs with the heir's. kOutOfHostMemory, and what

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/driver_obstacles.h"
+#include "direct/heirs.h"
 #include "direct/sharing.h"
 
 namespace stasis {
@@ -56,11 +57,12 @@ Result<bool> is_lost_by_driver(AgentClient& agent) {
   // It names what other processes may know: what it counts besides is the host's, or being made.
   const auto pieces = std::count_if(shares.begin(), shares.end(),
                                     [](const Share& share) { return share.is_piece(); });
-  return agent.share_count() > static_cast<std::uint64_t>(pieces) ||
-         std::any_of(shares.begin(), shares.end(), [](const Share& share) {
-           return share.of_host || share.is_import() || share.open != 0 ||
-                  share.role == ShareRole::kOutside;
-         });
+  const bool lost = agent.share_count() > static_cast<std::uint64_t>(pieces) ||
+                    std::any_of(shares.begin(), shares.end(), [](const Share& share) {
+                      return share.of_host || share.is_import() || share.open != 0 ||
+                             share.role == ShareRole::kOutside;
+                    });
+  return lost ? lost : is_held_uncounted(agent.pid(), shares);
 }
 
 Result<void> refuse_loss_by_driver(const Process& process) {

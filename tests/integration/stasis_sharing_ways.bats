@@ -70,3 +70,71 @@ END
   done_by resume "$TARGET"
   target_goes_on
 }
+
+@test "a process that has inherited another's memory is left to the driver by no tool while a third one has it" {
+  cat >"$BATS_TEST_TMPDIR/heirs.py" <<'END'
+import ctypes, os, socket, sys, time
+status, size = sys.argv[1], ctypes.c_size_t(4 << 20)
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+def call(name, *words):
+    result = getattr(driver, name)(*words)
+    assert result == 0, (name, result)
+def begin():
+    global driver
+    ctypes.CDLL(None).prctl(1, 9)
+    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+place, pairs = ctypes.c_uint64(), [socket.socketpair() for _ in range(2)]
+owner = os.fork()
+if owner == 0:
+    begin()
+    call("cuMemAlloc_v2", ctypes.byref(place), size)
+    handle = Handle()
+    call("cuIpcGetMemHandle", ctypes.byref(handle), place)
+    for mine, _ in pairs:
+        mine.send(bytes(handle))
+        mine.recv(1)
+    os._exit(0)
+for number, (_, theirs) in enumerate(pairs):
+    if os.fork() == 0:
+        begin()
+        call("cuIpcOpenMemHandle_v2", ctypes.byref(place), Handle.from_buffer_copy(theirs.recv(64)), 1)
+        theirs.send(b"x")
+        for round in range(1, 10**9):
+            call("cuMemsetD8_v2", place, 1, size)
+            with open(f"{status}.{number}.new", "w") as file:
+                file.write(f"round {round}\n")
+            os.rename(f"{status}.{number}.new", f"{status}.{number}")
+            time.sleep(0.02)
+for _ in range(3):
+    os.wait()
+END
+  local child
+  TARGET_STATUS=$BATS_TEST_TMPDIR/heirs.1
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/heirs.py" "${TARGET_STATUS%.1}") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  two_left() { mapfile -t CHILDREN < <(children_of "$TARGET") && ((${#CHILDREN[@]} == 2)); }
+  wait_until 60 two_left
+  at_end_kill "${CHILDREN[@]}"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  for child in "${CHILDREN[@]}"; do
+    capture cuda-checkpoint --toggle --pid "$child"
+    ((status != 0))
+    assert_contains "$err" "process $child would be lost"
+    in_state running "$child"
+  done
+  # When no other process has it.
+  kill -KILL "${CHILDREN[1]}"
+  TARGET_STATUS=${TARGET_STATUS%.1}.0
+  capture cuda-checkpoint --toggle --pid "${CHILDREN[0]}"
+  assert_equal "$status" 0 "$err"
+  capture cuda-checkpoint --toggle --pid "${CHILDREN[0]}"
+  assert_equal "$status" 0 "$err"
+  target_goes_on
+}
