@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "activation.h"
 #include "agent.h"
@@ -135,6 +136,24 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   tables().contexts.emplace(entered.context, device);
 }
 
+// Those that the program has let into what is allocated in that context. A device that cannot reach
+// the memory stays without.
+void let_peers_in(CUcontext context, CUdeviceptr address, std::size_t size) {
+  std::vector<CUmemAccessDesc> rights;
+  {
+    const TablesLock lock;
+    for (const auto& peer : tables().peers)
+      if (peer.owner == owner_in(context))
+        rights.push_back(
+            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  }
+  for (const auto& right : rights) {
+    if (driver().cuMemSetAccess(address, size, &right, 1) != CUDA_SUCCESS) continue;
+    const TablesLock lock;
+    enter_access(address, size, right);
+  }
+}
+
 // Within the gate: what the owner's driver serves, by the handle that its agent has got for us.
 template <class Call>
 CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, const Fetched& fetched,
@@ -183,7 +202,9 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
       *pointer = at->first;
     }
   }
-  if (*pointer != address) {
+  if (*pointer == address) {
+    let_peers_in(context, address, fetched.reserved);
+  } else {
     call.cuMemUnmap(address, fetched.reserved);
     call.cuMemAddressFree(address, fetched.reserved);
     call.cuMemRelease(real);

@@ -138,3 +138,61 @@ END
   assert_equal "$status" 0 "$err"
   target_goes_on
 }
+
+@test "what is opened by CUDA IPC is open to the devices that were let into its context before and after" {
+  cat >"$BATS_TEST_TMPDIR/peers.py" <<'END'
+import ctypes, os, socket, sys, time
+status, size, word = sys.argv[1], ctypes.c_size_t(4 << 20), ctypes.c_uint64
+driver = ctypes.CDLL("libcuda.so.1")
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+class Place(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("id", ctypes.c_int)]
+def call(name, *words):
+    result = getattr(driver, name)(*words)
+    assert result == 0, (name, result)
+def context(device):
+    made = ctypes.c_void_p()
+    call("cuCtxCreate_v2", ctypes.byref(made), 0, device)
+    return made
+def may(device):
+    flags = word()
+    call("cuMemGetAccess", ctypes.byref(flags), ctypes.byref(Place(1, device)), place)
+    return flags.value
+mine, theirs = socket.socketpair()
+place = word()
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(1, 9)
+    call("cuInit", 0)
+    context(0)
+    call("cuMemAlloc_v2", ctypes.byref(place), size)
+    handle = Handle()
+    call("cuIpcGetMemHandle", ctypes.byref(handle), place)
+    mine.send(bytes(handle))
+    time.sleep(1000)
+call("cuInit", 0)
+first, second, third = context(0), context(1), context(2)
+call("cuCtxSetCurrent", second)
+call("cuCtxEnablePeerAccess", first, 0)
+call("cuCtxSetCurrent", first)
+call("cuIpcOpenMemHandle_v2", ctypes.byref(place), Handle.from_buffer_copy(theirs.recv(64)), 1)
+assert (may(0), may(1), may(2)) == (3, 3, 0), (may(0), may(1), may(2))
+call("cuCtxSetCurrent", third)
+call("cuCtxEnablePeerAccess", first, 0)
+for round in range(1, 10**9):
+    assert (may(0), may(1), may(2)) == (3, 3, 3), (may(0), may(1), may(2))
+    with open(status + ".new", "w") as file:
+        file.write(f"round {round}\n")
+    os.rename(status + ".new", status)
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/peers
+  export STASIS_SIM_GPUS=3x1G
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/peers.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 20 target_is_up
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
