@@ -87,11 +87,12 @@ Result<void> refuse_shared(const Environment& env,
     env.tell("ignored, as asked: " + what);
     return {};
   }
-  return fail(
-      refusal({"small-shared-memory", Severity::kRed, first, std::move(what),
-               "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
-               "PyTorch: when the last tensor of another process is gone)",
-               Override::kIgnoreObstacles}));
+  return fail(refusal(
+      {"small-shared-memory", Severity::kRed, first, std::move(what),
+       "try again when the processes have closed what they share (cudaIpcCloseMemHandle; "
+       "PyTorch: when the last tensor of another process is gone); if one of them has no agent, "
+       "start both with `stasis run`",
+       Override::kIgnoreObstacles}));
 }
 
 Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffer,

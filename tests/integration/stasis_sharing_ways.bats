@@ -196,3 +196,49 @@ END
   done_by resume "$TARGET"
   target_goes_on
 }
+
+@test "memory of a process without an agent that one with an agent has open is refused, and both are to have one" {
+  local what
+  cat >"$BATS_TEST_TMPDIR/open.py" <<'END'
+import ctypes, os, sys, time
+what, status, way = sys.argv[1:]
+driver, context, place, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(4 << 20)
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+def call(name, *words):
+    result = getattr(driver, name)(*words)
+    assert result == 0, (name, result)
+def write(path, content):
+    with open(path + ".new", "wb") as file:
+        file.write(content)
+    os.rename(path + ".new", path)
+call("cuInit", 0)
+call("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+if what == "owner":
+    handle = Handle()
+    call("cuMemAlloc_v2", ctypes.byref(place), size)
+    call("cuIpcGetMemHandle", ctypes.byref(handle), place)
+    write(way, bytes(handle))
+else:
+    while not os.path.exists(way):
+        time.sleep(0.01)
+    with open(way, "rb") as file:
+        call("cuIpcOpenMemHandle_v2", ctypes.byref(place), Handle.from_buffer_copy(file.read()), 1)
+for round in range(1, 10**9):
+    call("cuMemsetD8_v2", place, 1, size)
+    write(status, b"round %d\n" % round)
+    time.sleep(0.02)
+END
+  for what in owner other; do
+    TARGET_STATUS=$BATS_TEST_TMPDIR/$what
+    ([[ $what == owner ]] || export LD_PRELOAD=$agent
+      exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/open.py" "$what" "$TARGET_STATUS" "$BATS_TEST_TMPDIR/way") </dev/null >&2 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    wait_until 60 target_is_up
+  done
+  STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "start both with \`stasis run\`"
+  in_state running
+  target_goes_on
+}
