@@ -221,7 +221,11 @@ class AgentClient {
   };
   void take_figures();
   // The process runs another program: exec has taken the page, and the agent with it.
-  bool has_left() const { return pidfd_.alive() && !space_->is_current(); }
+  bool has_left() const {
+    if (!pidfd_.alive()) return false;
+    const auto current = space_->check_current();
+    return !current && current.error().code == ErrorCode::kProcessGone;
+  }
   Result<void> wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline);
 
   struct Seen {

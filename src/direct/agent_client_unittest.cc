@@ -468,7 +468,7 @@ TEST(AgentClient, TakesNothingOfTheProgramThatAProcessHasBecome) {
   const auto taken = (*client)->take_segments(milliseconds(60000));
   ASSERT_FALSE(taken.has_value());
   EXPECT_EQ(taken.error().code, ErrorCode::kProcessGone);
-  EXPECT_FALSE((*client)->address_space()->is_current());
+  EXPECT_FALSE((*client)->address_space()->check_current());
 }
 
 TEST(AgentClient, DoesNotBelieveAPageThatTheProcessDoesNotMap) {

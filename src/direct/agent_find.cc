@@ -97,7 +97,7 @@ bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
   // There no program gains rights over others by exec: a setuid program's user is not known in it.
   if (!in_first_user_namespace(space.pid())) return true;
   while (!is_mapped_in(space.pid(), file)) {
-    if (Clock::now() >= deadline || !space.is_current()) return false;
+    if (Clock::now() >= deadline || !space.check_current()) return false;
     std::this_thread::sleep_for(kPoll);
   }
   return true;

@@ -16,6 +16,7 @@
 #include "base/threads.h"
 #include "base/trace.h"
 #include "image/checksum.h"
+#include "proc/process_file.h"
 
 namespace stasis::direct {
 namespace {
@@ -62,14 +63,14 @@ Result<void> RemoteMemory::take(std::uint64_t offset, std::span<std::byte> diges
 Result<void> RemoteMemory::zeros(std::uint64_t offset, std::span<std::byte> flags) {
   STASIS_TRY(check_range(offset, flags.size() * kChunk));
   std::fill(flags.begin(), flags.end(), std::byte{0});
-  const UniqueFd pages(
-      ::open(fmt::format("/proc/{}/pagemap", space_->pid().value).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!pages.valid()) return {};
+  const auto pages =
+      proc::open_after_look(space_->pid(), fmt::format("/proc/{}/pagemap", space_->pid().value));
+  if (!pages) return {};
   std::array<std::uint64_t, kChunk / kPage> entries{};
   for (std::size_t i = 0; i < flags.size(); ++i) {
     const std::uint64_t at = address_ + offset + i * kChunk;
     const auto place = static_cast<off_t>(at / kPage * sizeof entries[0]);
-    const ssize_t got = ::pread(pages.get(), entries.data(), sizeof entries, place);
+    const ssize_t got = ::pread(pages->get(), entries.data(), sizeof entries, place);
     const bool known = at % kPage == 0 && got == static_cast<ssize_t>(sizeof entries);
     flags[i] = std::byte{known && std::none_of(entries.begin(), entries.end(), is_touched)};
   }
@@ -113,8 +114,8 @@ Result<void> RemoteMemory::fault_in(unsigned threads, const Interrupt& interrupt
   // Only a hint: a page that is taken for present by mistake is touched later, at its first use.
   // Without it (a kernel that does not tell) every page is touched, which is right and only slower.
   const Pid pid = space_->pid();
-  const UniqueFd pages(
-      ::open(fmt::format("/proc/{}/pagemap", pid.value).c_str(), O_RDONLY | O_CLOEXEC));
+  auto opened = proc::open_after_look(pid, fmt::format("/proc/{}/pagemap", pid.value));
+  const UniqueFd pages = opened ? std::move(*opened) : UniqueFd();
 
   const std::uint64_t first = address_ / kHugePage;
   const std::uint64_t blocks = (address_ + bytes_ - 1) / kHugePage - first + 1;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <span>
@@ -20,6 +19,7 @@
 #include "base/fd.h"
 #include "doctor/breakpoints.h"
 #include "doctor/criu_checks.h"
+#include "proc/process_file.h"
 
 namespace stasis::doctor {
 namespace {
@@ -83,34 +83,34 @@ class CodeSearch {
  public:
   // Each is of the one address space that the process has now.
   explicit CodeSearch(Pid pid) : pid_(pid) {
-    auto pages = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
-    auto memory = open_file(AT_FDCWD, fmt::format("/proc/{}/mem", pid.value), O_RDONLY);
+    auto pages = proc::ProcessFile::open(pid, "pagemap");
+    auto memory = proc::ProcessFile::open(pid, "mem");
     if (pages) pages_ = std::move(*pages);
     if (memory) memory_ = std::move(*memory);
   }
 
   // "0x1234 in /usr/lib/libcuda.so.1"; nothing also for what cannot be read.
   std::optional<std::string> probe(const proc::Mapping& mapping) {
-    if (!pages_.valid() || !memory_.valid()) return std::nullopt;
-    UniqueFd file;
+    if (!pages_ || !memory_) return std::nullopt;
+    std::optional<proc::ProcessFile> file;
     std::optional<std::uint64_t> offset;
     constexpr std::size_t kAtOnce = 8192;
     std::vector<std::uint64_t> entries(kAtOnce);
     std::uint64_t at = mapping.start;
     while (at < mapping.end) {
       const std::uint64_t count = std::min<std::uint64_t>(kAtOnce, (mapping.end - at) / page_);
-      const ssize_t got = ::pread(pages_.get(), entries.data(), count * sizeof entries[0],
-                                  static_cast<off_t>(at / page_ * sizeof entries[0]));
-      if (got < static_cast<ssize_t>(sizeof entries[0])) return std::nullopt;
-      const auto known = static_cast<std::size_t>(got) / sizeof entries[0];
+      const auto got = pages_->read_at(at / page_ * sizeof entries[0], count * sizeof entries[0]);
+      if (!got || got->size() < sizeof entries[0]) return std::nullopt;
+      const std::size_t known = got->size() / sizeof entries[0];
+      std::memcpy(entries.data(), got->data(), known * sizeof entries[0]);
       for (std::size_t i = 0; i < known; ++i, at += page_) {
         const bool own = (entries[i] & kSwapped) != 0 ||
                          ((entries[i] & kPresent) != 0 && (entries[i] & kOfFile) == 0);
         if (!own || looked_at_++ >= kMostPages) continue;
-        if (!file.valid()) file = open_mapped(mapping);
+        if (!file) file = open_mapped(mapping);
         if (!offset) offset = offset_of(mapping);
-        if (!file.valid() || !offset) return std::nullopt;
-        const auto place = compare(file, at, *offset + (at - mapping.start));
+        if (!file || !offset) return std::nullopt;
+        const auto place = compare(*file, at, *offset + (at - mapping.start));
         if (place) return fmt::format("{:#x} in {}", *place, mapping.path);
       }
     }
@@ -120,7 +120,7 @@ class CodeSearch {
  private:
   // Where in the file the mapping begins. Asked for what has changed pages alone.
   std::optional<std::uint64_t> offset_of(const proc::Mapping& mapping) const {
-    std::ifstream maps(fmt::format("/proc/{}/maps", pid_.value));
+    proc::ProcessText maps(pid_, "maps");
     const std::string start = fmt::format("{:08x}-{:08x} ", mapping.start, mapping.end);
     for (std::string line; std::getline(maps, line);) {
       if (!line.starts_with(start)) continue;
@@ -133,37 +133,32 @@ class CodeSearch {
   }
 
   // The very file that is mapped: what it is is known before it is opened to be read.
-  UniqueFd open_mapped(const proc::Mapping& mapping) const {
-    const auto place = open_file(
-        AT_FDCWD,
-        fmt::format("/proc/{}/map_files/{:x}-{:x}", pid_.value, mapping.start, mapping.end),
-        O_PATH);
+  std::optional<proc::ProcessFile> open_mapped(const proc::Mapping& mapping) const {
+    const proc::MappedFile place(pid_, mapping);
     struct stat info {};
-    if (!place || ::fstat(place->get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
-    auto file = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place->get()),
-                          O_RDONLY | O_NONBLOCK | O_NOCTTY);
-    return file ? std::move(*file) : UniqueFd();
+    if (::stat(place.link().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+    auto file = proc::ProcessFile::open_path(pid_, place.link());
+    return file ? std::optional(std::move(*file)) : std::nullopt;
   }
 
-  std::optional<std::uint64_t> compare(const UniqueFd& file, std::uint64_t address,
+  std::optional<std::uint64_t> compare(const proc::ProcessFile& file, std::uint64_t address,
                                        std::uint64_t offset) const {
-    std::vector<unsigned char> mapped(page_);
-    std::vector<unsigned char> stored(page_);
-    if (::pread(memory_.get(), mapped.data(), page_, static_cast<off_t>(address)) !=
-        static_cast<ssize_t>(page_)) {
-      return std::nullopt;
-    }
+    const auto bytes = memory_->read_at(address, page_);
+    if (!bytes || bytes->size() != page_) return std::nullopt;
+    const std::vector<unsigned char> mapped(bytes->begin(), bytes->end());
     // What lies beyond the end of the file is zero.
-    if (::pread(file.get(), stored.data(), page_, static_cast<off_t>(offset)) < 0)
-      return std::nullopt;
+    const auto content = file.read_at(offset, page_);
+    if (!content) return std::nullopt;
+    std::vector<unsigned char> stored(content->begin(), content->end());
+    stored.resize(page_);
     const auto found = find_breakpoint(mapped, stored);
     if (!found) return std::nullopt;
     return offset + *found;
   }
 
   Pid pid_;
-  UniqueFd pages_;
-  UniqueFd memory_;
+  std::optional<proc::ProcessFile> pages_;
+  std::optional<proc::ProcessFile> memory_;
   std::uint64_t page_ = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   int looked_at_ = 0;
 };

@@ -15,6 +15,7 @@
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
 #include "proc/mounts.h"
+#include "proc/process_file.h"
 
 namespace stasis::doctor {
 namespace {
@@ -140,8 +141,7 @@ class MountSearch {
         is_drivers_file(mapping.path, simulated_) ||
         !seen_.insert({pid.value, mapping.path}).second)
       return;
-    const auto place = place_of(
-        fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end));
+    const auto place = place_of(proc::MappedFile(pid, mapping).link());
     if (place && S_ISREG(place->mode) && !known_.contains(place->mount))
       out_.add(pid, kLost, mapping.path + " (mapped)");
   }

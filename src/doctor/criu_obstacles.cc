@@ -34,6 +34,7 @@
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
 #include "doctor/inotify_watches.h"
+#include "proc/process_file.h"
 #include "proc/tcp_connections.h"
 #include "proc/unix_peers.h"
 
@@ -554,14 +555,12 @@ class Search {
     std::uint64_t huge = 0;
     std::map<std::pair<std::uint64_t, std::string>, std::optional<std::uint64_t>> page_sizes;
     for (const proc::Mapping& mapping : *mappings) {
-      const std::string link =
-          fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
       if (mapping.path.starts_with("anon_inode:")) probe_anonymous_mapping(pid, mapping.path);
       const bool nameless = mapping.path.starts_with("/anon_hugepage");
       if (nameless || mapping.permissions.ends_with('s')) {
         // A file may be mapped thousands of times.
         const auto [known, is_new] = page_sizes.try_emplace({mapping.inode, mapping.path});
-        if (is_new) known->second = huge_page_size(link);
+        if (is_new) known->second = huge_page_size(proc::MappedFile(pid, mapping).link());
         if (const auto page = known->second) {
           huge += mapping.end - mapping.start;
           const bool of_no_mount = nameless || mapping.path.starts_with("/memfd:");
@@ -569,7 +568,8 @@ class Search {
             signs_.add(pid, kHugeFull, format_bytes(*page) + " each");
         }
       }
-      if (mapping.path.starts_with("/dev/shm/") && has_name(link) &&
+      if (mapping.path.starts_with("/dev/shm/") &&
+          has_name(proc::MappedFile(pid, mapping).link()) &&
           !is_drivers_file(mapping.path, simulated_)) {
         signs_.add(pid, kSharedFile, mapping.path);
       }
@@ -582,7 +582,7 @@ class Search {
                                 !is_of_no_file(mapping.path) &&
                                 !is_drivers_file(mapping.path, simulated_);
       if (!deleted_file) continue;
-      probe_file(pid, link, mapping.path, mapping.path);
+      probe_file(pid, proc::MappedFile(pid, mapping).link(), mapping.path, mapping.path);
     }
     if (huge > 0) signs_.add(pid, kHuge, format_bytes(huge));
     if (reserved > kMuchReserved) signs_.add(pid, kReserved, format_bytes(reserved));

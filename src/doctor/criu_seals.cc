@@ -4,13 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
-
 #include "doctor/criu_checks.h"
+#include "proc/process_file.h"
 
 namespace stasis::doctor {
 namespace {
@@ -71,7 +69,7 @@ void probe_seals(const Processes& processes, Signs& out) {
   static const bool guarding = kernel_seals() || kernel_has_keys();
   if (!guarding) return;
   for (const proc::ProcessInfo& info : processes) {
-    std::ifstream file(fmt::format("/proc/{}/smaps", info.pid.value));
+    proc::ProcessText file(info.pid, "smaps");
     const GuardedMemory guarded = guarded_memory(file);
     if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);
     if (!guarded.keyed.empty()) out.add(info.pid, kKeyed, guarded.keyed);

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <functional>
 #include <string_view>
 
@@ -28,6 +27,7 @@
 #include "proc/address_space.h"
 #include "proc/bystander.h"
 #include "proc/parking.h"
+#include "proc/process_file.h"
 #include "proc/procfs.h"
 #include "proc/tiles.h"
 
@@ -153,7 +153,7 @@ void note_locked(Pid pid, std::vector<std::string>& lost) {
   if (!status || status->find("\nVmLck:") == std::string::npos ||
       status->find("\nVmLck:\t       0 kB") != std::string::npos)
     return;
-  std::ifstream smaps(fmt::format("/proc/{}/smaps", pid.value));
+  proc::ProcessText smaps(pid, "smaps");
   const std::uint64_t bytes = locked_and_not_there(smaps);
   if (bytes == 0) return;
   lost.push_back(

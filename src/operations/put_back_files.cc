@@ -14,6 +14,7 @@
 #include "base/units.h"
 #include "operations/kept_files.h"
 #include "operations/kept_files_format.h"
+#include "proc/process_file.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -122,9 +123,7 @@ bool is_in_use(const struct stat& file) {
     if (one.pid.value == ::getpid()) continue;
     bool found = false;
     (void)procfs.for_each_mapping(one.pid, [&](const proc::Mapping& mapping) {
-      found = mapping.inode == file.st_ino &&
-              is_it(fmt::format("/proc/{}/map_files/{:x}-{:x}", one.pid.value, mapping.start,
-                                mapping.end));
+      found = mapping.inode == file.st_ino && is_it(proc::MappedFile(one.pid, mapping).link());
       return !found;
     });
     if (found) return true;

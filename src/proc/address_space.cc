@@ -95,19 +95,22 @@ Result<AddressSpace> AddressSpace::open_now(Pid pid) {
   AddressSpace space(pid, std::move(*memory), std::move(birth));
   // An execve between the two would have bound this to what is no more, and compare it with what
   // is.
-  STASIS_TRY(space.check_current());
+  if (!is_of(pid, space.birth_)) return fail(no_longer_there(pid));
   return space;
 }
 
-bool AddressSpace::is_current() const {
-  const auto memory = open_memory(pid_);
+bool AddressSpace::is_of(Pid pid, const Birth& birth) {
+  const auto memory = open_memory(pid);
   if (!memory) return false;
-  const auto now = birth_of(pid_, *memory);
-  return now && *now == birth_;
+  const auto now = birth_of(pid, *memory);
+  return now && *now == birth;
 }
 
 Result<void> AddressSpace::check_current() const {
-  if (is_current()) return {};
+  const auto is_current =
+      call_within(pid_, [pid = pid_, birth = birth_] { return is_of(pid, birth); });
+  if (!is_current) return fail(keeps_its_memory(pid_));
+  if (*is_current) return {};
   return fail(no_longer_there(pid_));
 }
 
@@ -140,11 +143,11 @@ Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t
 std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t address, void* data,
                                          std::size_t size) const {
   // Not with lesser rights, which do not suffice to open another user's process.
-  if (!is_current()) return 0;
+  if (!is_of(pid_, birth_)) return 0;
   const std::size_t done = move_with_lesser_rights(direction, address, data, size);
   // What was read may be of the program that the process has become: then it is read again, from
   // what is no more.
-  return direction == Direction::kRead && !is_current() ? 0 : done;
+  return direction == Direction::kRead && !is_of(pid_, birth_) ? 0 : done;
 }
 
 std::size_t AddressSpace::move_with_lesser_rights(Direction direction, std::uint64_t address,

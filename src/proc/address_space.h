@@ -40,12 +40,10 @@ class AddressSpace {
   Result<void> read(std::uint64_t address, void* data, std::size_t size) const;
   Result<void> write(std::uint64_t address, const void* data, std::size_t size) const;
 
-  // Whether the process still runs in this address space: compares what the kernel made at its
-  // execve, the places of a randomised start (/proc/PID/auxv) and sixteen random bytes
-  // (AT_RANDOM), with those that the process has now. Another process may share the address space
-  // and keep it alive, so that read() still works.
-  bool is_current() const;
-  // kProcessGone if not.
+  // kProcessGone unless the process still runs in this address space, kBusy as open(): compares
+  // what the kernel made at its execve, the places of a randomised start (/proc/PID/auxv) and
+  // sixteen random bytes (AT_RANDOM), with those that the process has now. Another process may
+  // share the address space and keep it alive, so that read() still works.
   Result<void> check_current() const;
 
   Pid pid() const { return pid_; }
@@ -71,6 +69,7 @@ class AddressSpace {
                                       std::size_t size) const;
   static Result<AddressSpace> open_now(Pid pid);
   static Result<UniqueFd> open_memory(Pid pid);
+  static bool is_of(Pid pid, const Birth& birth);
   static Result<Birth> birth_of(Pid pid, const UniqueFd& memory);
   // Whether it may go by number. kNotSupported.
   Result<bool> check_not_served(Direction direction, std::uint64_t address, std::size_t size) const;

@@ -20,7 +20,9 @@
 
 #include <gtest/gtest.h>
 
+#include "proc/process_file.h"
 #include "proc/procfs.h"
+#include "proc/thread_state.h"
 #include "tests/fakes/child.h"
 #include "tests/fakes/served_file.h"
 
@@ -67,7 +69,7 @@ TEST_F(AddressSpaceTest, ReadsAndWritesWhatItWasOpenedFor) {
   const Child child;
   auto space = AddressSpace::open(child.pid());
   ASSERT_TRUE(space) << space.error().to_string();
-  EXPECT_TRUE(space->is_current());
+  EXPECT_TRUE(space->check_current());
   const std::vector<char> other(100000, 'b');
   ASSERT_TRUE(space->write(address_of(memory.data()), other.data(), other.size()));
   std::vector<char> got(100000);
@@ -86,7 +88,7 @@ TEST_F(AddressSpaceTest, DiesWithItsProgram) {
   ASSERT_TRUE(space);
   go_->store(1);
   ASSERT_TRUE(wait_for([&] { return sleeps(child.pid()); }));
-  EXPECT_FALSE(space->is_current());
+  EXPECT_FALSE(space->check_current());
   char byte = 0;
   for (const auto& result :
        {space->read(address_of(memory.data()), &byte, 1),
@@ -96,7 +98,7 @@ TEST_F(AddressSpaceTest, DiesWithItsProgram) {
   }
   auto other = AddressSpace::open(child.pid());
   ASSERT_TRUE(other);
-  EXPECT_TRUE(other->is_current());
+  EXPECT_TRUE(other->check_current());
 }
 
 // The address space lives on with who shares it, so that reads still work: what they reach is the
@@ -127,7 +129,7 @@ TEST_F(AddressSpaceTest, IsNotCurrentWhenAnotherKeepsItAlive) {
   char byte = 0;
   EXPECT_TRUE(space->read(address_of(memory.data()), &byte, 1));
   EXPECT_EQ(byte, 'o');
-  EXPECT_FALSE(space->is_current());
+  EXPECT_FALSE(space->check_current());
   ::kill((*children)[1].pid.value, SIGKILL);
 }
 
@@ -136,7 +138,7 @@ TEST_F(AddressSpaceTest, OfAProcessThatHasEndedIsGone) {
   auto space = AddressSpace::open(child.pid());
   ASSERT_TRUE(space);
   child.become_zombie();
-  EXPECT_FALSE(space->is_current());
+  EXPECT_FALSE(space->check_current());
   char byte = 0;
   const auto read = space->read(address_of(&byte), &byte, 1);
   ASSERT_FALSE(read);
@@ -303,6 +305,14 @@ TEST_F(AddressSpaceTest, OneThatKeepsItsMappingsLockedIsNotWaitedForLong) {
   auto* const server = static_cast<pid_t*>(
       ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(server, MAP_FAILED);
+  const auto own = ProcFs().mappings(Pid{::getpid()});
+  ASSERT_TRUE(own);
+  const auto code = std::find_if(own->begin(), own->end(), [](const Mapping& one) {
+    return one.permissions == "r-xp" && one.path.starts_with("/");
+  });
+  ASSERT_NE(code, own->end());
+  const Mapping mapping = *code;  // the child has the same one
+  ASSERT_FALSE(MappedFile(Pid{::getpid()}, mapping).link().empty());
   const Child child([&] {
     go_->store(fakes::keep_mappings_locked(*server) ? 2 : 3);
     for (;;)
@@ -321,6 +331,9 @@ TEST_F(AddressSpaceTest, OneThatKeepsItsMappingsLockedIsNotWaitedForLong) {
   });
   if (!is_kept) GTEST_SKIP() << "this kernel keeps nothing locked meanwhile";
   const auto start = std::chrono::steady_clock::now();
+  std::string text;
+  ProcessText smaps(child.pid(), "smaps");
+  EXPECT_FALSE(std::getline(smaps, text));
   const auto variables = procfs.environment(child.pid());
   ASSERT_FALSE(variables);
   EXPECT_EQ(variables.error().code, ErrorCode::kBusy);
@@ -331,7 +344,38 @@ TEST_F(AddressSpaceTest, OneThatKeepsItsMappingsLockedIsNotWaitedForLong) {
   ASSERT_FALSE(space);
   EXPECT_EQ(space.error().code, ErrorCode::kBusy);
   EXPECT_TRUE(may_trace(child.pid()));
+  EXPECT_EQ(memory_policy(child.pid(), Tid{child.pid().value}), std::nullopt);
+  EXPECT_TRUE(MappedFile(child.pid(), mapping).link().empty());
   // All of them together.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+// The kernel tells nearly nothing of a process while it executes.
+TEST_F(AddressSpaceTest, OneThatExecutesForEverIsNotWaitedForLong) {
+  auto* const server = static_cast<pid_t*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(server, MAP_FAILED);
+  const Child child([&] {
+    fakes::execute_held_up(*server, *go_);
+    go_->store(3);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() >= 2; }));
+  if (go_->load() == 3) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  const fakes::ServerEnd end(*server, 30);
+  ::usleep(500000);
+  const auto start = std::chrono::steady_clock::now();
+  const ProcFs procfs;
+  EXPECT_TRUE(procfs.all());
+  EXPECT_EQ(AddressSpace::open(child.pid()).error().code, ErrorCode::kBusy);
+  // Before Linux 6.18 it tells where it is.
+  if (!procfs.process(child.pid())) {
+    const auto tree = procfs.tree(Pid{::getpid()});
+    ASSERT_FALSE(tree);
+    EXPECT_EQ(tree.error().code, ErrorCode::kBusy);
+  }
+  EXPECT_EQ(pid_namespace_of(child.pid()), 0U);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 

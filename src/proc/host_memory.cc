@@ -8,7 +8,6 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -18,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/process_file.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -75,7 +75,7 @@ bool is_of_no_file(const std::string& line) {
 std::optional<std::vector<std::uint64_t>> stack_pointers_now(Pid pid) {
   std::vector<std::uint64_t> pointers;
   for (const Tid thread : proc::ProcFs().threads(pid)) {
-    std::ifstream file(fmt::format("/proc/{}/task/{}/syscall", pid.value, thread.value));
+    proc::ProcessText file(pid, fmt::format("task/{}/syscall", thread.value));
     std::vector<std::string> words;
     for (std::string word; file >> word;)
       words.push_back(std::move(word));
@@ -135,7 +135,7 @@ void add_plain(AddressRange mapping, bool behind_file, std::vector<std::uint64_t
 
 std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers) {
   std::vector<AddressRange> out;
-  std::ifstream file(fmt::format("/proc/{}/smaps", pid.value));
+  proc::ProcessText file(pid, "smaps");
   std::optional<AddressRange> current;
   std::uint64_t file_ends = 0;
   for (std::string line; std::getline(file, line);) {
@@ -196,7 +196,7 @@ std::vector<AddressRange> find(const proc::AddressSpace& space,
   for (const AddressRange& mapping : plain_mappings(space.pid(), pointers))
     add_blocks(mapping, pagemap->get(), out);
   // What was read is this process's, and not another program's that has its number since.
-  return space.is_current() ? out : std::vector<AddressRange>();
+  return space.check_current() ? out : std::vector<AddressRange>();
 }
 
 }  // namespace
@@ -204,7 +204,7 @@ std::vector<AddressRange> find(const proc::AddressSpace& space,
 Result<UniqueFd> open_pagemap(const proc::AddressSpace& space) {
   STASIS_TRY_ASSIGN(
       auto pagemap,
-      open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", space.pid().value), O_RDONLY));
+      proc::open_after_look(space.pid(), fmt::format("/proc/{}/pagemap", space.pid().value)));
   // Opened by number; from here on it is bound to the address space.
   STASIS_TRY(space.check_current());
   return pagemap;

@@ -15,6 +15,7 @@
 
 #include "base/call_within.h"
 #include "base/fd.h"
+#include "proc/process_file.h"
 #include "proc/procfs.h"
 
 namespace stasis::proc {
@@ -123,16 +124,25 @@ void take_answer(const MapQuery& answer, Mapping& mapping) {
   mapping.device = makedev(answer.major, answer.minor);
 }
 
-// By questions for one mapping each, a tenth of the text's cost where the name of one file is long
-// and full of line breaks (30,000 mappings: 459 MB, 1.2 s). Goes on as long as `visit` wants it.
-// Returns the address from which the text has to be read: of a kernel that does not know the
-// question, and of a name that is longer than it tells; nothing if all is done.
-std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
-                                          const std::function<bool(const Mapping&)>& visit) {
+// What so many questions for one mapping each have told.
+struct Told {
+  std::vector<Mapping> mappings;
+  std::uint64_t next = 0;  // the address of the next question
+  bool is_all = false;
+  bool wants_text = false;  // from `next` on
+};
+constexpr std::size_t kQuestionsAtOnce = 128;
+
+// A tenth of the text's cost where the name of one file is long and full of line breaks (30,000
+// mappings: 459 MB, 1.2 s). The text has to be read of a kernel that does not know the question,
+// and for a name that is longer than it tells.
+Told ask_for_some(const UniqueFd& maps, std::uint64_t at) {
   std::array<char, PATH_MAX> name{};
   std::string before;  // the name of the mapping before, which often is the same
-  Mapping mapping;
-  for (std::uint64_t at = 0;;) {
+  std::string path;
+  Told told;
+  while (told.mappings.size() < kQuestionsAtOnce) {
+    told.next = at;
     MapQuery query;
     query.query_flags = kCoveringOrNext;
     query.query_addr = at;
@@ -141,28 +151,24 @@ std::optional<std::uint64_t> ask_for_each(const UniqueFd& maps,
     if (::ioctl(maps.get(), kMapQuery, &query) != 0) {
       if (errno == EINTR) continue;
       // No further one; or the process has ended, and the text would be empty.
-      if (errno == ENOENT || errno == ESRCH) return std::nullopt;
-      return at;
+      told.is_all = errno == ENOENT || errno == ESRCH;
+      told.wants_text = !told.is_all;
+      return told;
     }
-    take_answer(query, mapping);
     // With its end, a zero; nothing for no name.
     const std::string_view now(name.data(), query.name_size == 0 ? 0 : query.name_size - 1);
     if (now != before) {
       before = now;
-      mapping.path = escaped(now);
-      shorten(mapping.path, kLongestPath);
+      path = escaped(now);
+      shorten(path, kLongestPath);
     }
-    if (!visit(mapping)) return std::nullopt;
+    Mapping& mapping = told.mappings.emplace_back();
+    take_answer(query, mapping);
+    mapping.path = path;
     at = query.end;
   }
-}
-
-// Before Linux 6.17 a read of it waits for the lock of the process's mappings.
-Result<UniqueFd> open_readable(const std::string& path) {
-  auto file = open_file(AT_FDCWD, path, O_RDONLY);
-  char byte = 0;
-  if (file) (void)::pread(file->get(), &byte, 1, 0);
-  return file;
+  told.next = at;
+  return told;
 }
 
 }  // namespace
@@ -182,21 +188,27 @@ Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t ad
 
 Result<void> ProcFs::for_each_mapping(Pid pid,
                                       const std::function<bool(const Mapping&)>& visit) const {
-  const std::string path = fmt::format("{}/{}/maps", root_, pid.value);
-  auto opened = call_within(pid, [path] { return open_readable(path); });
-  if (!opened) return fail(keeps_its_memory(pid));
-  auto& file = *opened;
+  auto file = ProcessFile::open_path(pid, fmt::format("{}/{}/maps", root_, pid.value));
   if (!file) return fail(why_unread(root_, pid, std::move(file.error())));
-  const auto from = ask_for_each(*file, visit);
-  if (!from) return {};
+  std::uint64_t from = 0;
+  for (bool wants_text = false; !wants_text;) {
+    const auto told =
+        call_within(pid, [maps = file->file(), from] { return ask_for_some(*maps, from); });
+    if (!told) return fail(keeps_its_memory(pid));
+    for (const Mapping& mapping : told->mappings)
+      if (!visit(mapping)) return {};
+    if (told->is_all) return {};
+    from = told->next;
+    wants_text = told->wants_text;
+  }
   // A line is kept until its end is there; of one that is far too long, what is cut anyway goes.
   constexpr std::size_t kMostOfLine = 4 * kLongestPath;
-  std::array<char, 65536> block{};
+  constexpr std::size_t kBlock = 65536;
   std::string line;
   while (true) {
-    const ssize_t size = TEMP_FAILURE_RETRY(::read(file->get(), block.data(), block.size()));
-    if (size < 0) return fail(why_unread(root_, pid, errno_error("cannot read " + path, errno)));
-    std::string_view rest(block.data(), static_cast<std::size_t>(size));
+    const auto block = file->read(kBlock);
+    if (!block) return fail(why_unread(root_, pid, block.error()));
+    std::string_view rest = *block;
     while (!rest.empty()) {
       const std::size_t end = rest.find('\n');
       line += rest.substr(0, end);
@@ -205,9 +217,9 @@ Result<void> ProcFs::for_each_mapping(Pid pid,
       rest.remove_prefix(end + 1);
       const auto mapping = parse_mapping(line);
       line.clear();
-      if (mapping && mapping->start >= *from && !visit(*mapping)) return {};
+      if (mapping && mapping->start >= from && !visit(*mapping)) return {};
     }
-    if (size == 0) return {};
+    if (block->empty()) return {};
   }
 }
 

@@ -44,9 +44,11 @@ std::vector<std::string> split_at_nul(const std::string& text) {
 Error keeps_its_memory(Pid pid) {
   return Error{
       ErrorCode::kBusy,
-      fmt::format("the kernel does not let the memory of process {} be looked at: a thread "
-                  "of it waits in the middle of a change of its mappings",
-                  pid.value),
+      fmt::format(
+          "the kernel does not let the memory of process {} be looked at: a thread "
+          "of it waits in the middle of a change of its mappings, or of the start of another "
+          "program (exec)",
+          pid.value),
       "see what it waits for: `cat /proc/" + std::to_string(pid.value) +
           "/task/*/wchan`; a file system that a program serves (FUSE), or of another "
           "machine (NFS)"};

@@ -35,10 +35,14 @@ Error no_such_process(Pid pid) {
 }
 
 Result<std::string> read_of(const std::string& root, Pid pid, const std::string& name) {
-  const std::string path = fmt::format("{}/{}/{}", root, pid.value, name);
-  auto text = read_file(AT_FDCWD, path);
-  if (!text) return fail(why_unread(root, pid, std::move(text.error())));
-  return text;
+  const auto read = [path = fmt::format("{}/{}/{}", root, pid.value, name)] {
+    return read_file(AT_FDCWD, path);
+  };
+  // "stat" waits for an execve(2) of the process to come to its end (seen with Linux 6.18).
+  auto text = name.ends_with("stat") ? call_within(pid, read) : std::optional(read());
+  if (!text) return fail(keeps_its_memory(pid));
+  if (!*text) return fail(why_unread(root, pid, std::move(text->error())));
+  return std::move(*text);
 }
 
 // The value of "Key:\tvalue" in /proc/PID/status.
@@ -185,27 +189,41 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
   return details;
 }
 
-Result<std::vector<ProcessInfo>> ProcFs::all() const {
+struct ProcFs::Listing {
+  std::vector<ProcessInfo> processes;
+  // By their parents, those that do not let themselves be looked at.
+  std::multimap<Pid, Pid> held;
+};
+
+Result<ProcFs::Listing> ProcFs::list() const {
   if (root_ == kRealProc) STASIS_TRY(check_proc_mount());
   const DirectoryStream dir = list_open(root_);
   if (!dir) return fail(errno_error("cannot list " + root_, errno));
-  std::vector<ProcessInfo> out;
+  Listing out;
   while (const dirent* entry = ::readdir(dir.get())) {
-    const int pid = number<int>(entry->d_name);
-    if (pid <= 0) continue;
-    auto stat = read_of(root_, Pid{pid}, "stat");
-    if (!stat) continue;  // gone meanwhile
-    auto info = parse_own_stat(root_, *stat);
-    if (info) out.push_back(std::move(*info));
+    const Pid pid{number<int>(entry->d_name)};
+    if (pid.value <= 0) continue;
+    auto stat = read_of(root_, pid, "stat");
+    if (!stat && stat.error().code == ErrorCode::kBusy) {
+      const auto status = read_of(root_, pid, "status");
+      if (status) out.held.emplace(Pid{number<int>(field(*status, "PPid"))}, pid);
+    }
+    if (!stat) continue;  // or it is gone meanwhile
+    if (auto info = parse_own_stat(root_, *stat)) out.processes.push_back(std::move(*info));
   }
   return out;
 }
 
+Result<std::vector<ProcessInfo>> ProcFs::all() const {
+  STASIS_TRY_ASSIGN(auto listing, list());
+  return std::move(listing.processes);
+}
+
 Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
   STASIS_TRY_ASSIGN(auto first, process(root));
-  STASIS_TRY_ASSIGN(auto all_processes, all());
+  STASIS_TRY_ASSIGN(const auto listing, list());
   std::multimap<Pid, const ProcessInfo*> children;
-  for (const ProcessInfo& info : all_processes)
+  for (const ProcessInfo& info : listing.processes)
     children.emplace(info.parent, &info);
   std::vector<ProcessInfo> tree = {first};
   std::set<Pid> seen = {root};
@@ -215,6 +233,8 @@ Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
     for (auto it = begin; it != end; ++it) {
       if (seen.insert(it->second->pid).second) tree.push_back(*it->second);
     }
+    const auto held = listing.held.find(tree[i].pid);
+    if (held != listing.held.end()) return fail(keeps_its_memory(held->second));
   }
   if (root_ == kRealProc && proc_may_hide())
     for (const ProcessInfo& info : tree)
@@ -459,9 +479,11 @@ bool may_trace(Pid pid) {
 }
 
 ino_t pid_namespace_of(Pid pid) {
-  struct stat info {};
-  const std::string path = fmt::format("/proc/{}/ns/pid", pid.value);
-  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+  const auto seen = call_within(pid, [path = fmt::format("/proc/{}/ns/pid", pid.value)] {
+    struct stat info {};
+    return ::stat(path.c_str(), &info) == 0 ? info.st_ino : ino_t{0};
+  });
+  return seen.value_or(0);
 }
 
 bool is_shell_job(const std::vector<ProcessInfo>& tree) {

@@ -120,11 +120,12 @@ class ProcFs {
   // kNoSuchProcess, kNotPermitted.
   Result<ProcessDetails> details(Pid pid) const;
 
-  // Every process, in no order; those that vanish meanwhile are left out.
+  // Every process, in no order; those that vanish meanwhile are left out, and those that do not let
+  // themselves be looked at (keeps_its_memory()).
   Result<std::vector<ProcessInfo>> all() const;
 
   // `root` and all its descendants, parents before children. Zombies are included. kNotPermitted,
-  // too, if /proc hides one of them.
+  // too, if /proc hides one of them; kBusy if one does not let itself be looked at.
   Result<std::vector<ProcessInfo>> tree(Pid root) const;
 
   // The threads of a process; empty if it is gone.
@@ -195,6 +196,8 @@ class ProcFs {
   Result<std::uint64_t> swap_free() const;
 
  private:
+  struct Listing;
+  Result<Listing> list() const;
   Result<std::uint64_t> own_capabilities(const char* set) const;
   Result<std::vector<std::string>> words(Pid pid, const std::string& name) const;
   Result<std::vector<InetSocket>> inet_sockets(Pid pid, std::string_view protocol) const;
@@ -209,8 +212,8 @@ class ProcFs {
 // read; anything else (no descriptors left, no memory) means that we could not ask, not that there
 // is no process.
 Error why_unread(const std::string& root, Pid pid, Error why);
-// kBusy: a thread of the process keeps the lock of its mappings, and with it all who look into its
-// memory (base/call_within.h).
+// kBusy: a thread of the process keeps the lock of its mappings, or holds up an execve(2), and with
+// it all who look into its memory (base/call_within.h).
 Error keeps_its_memory(Pid pid);
 
 // Parses one line of /proc/PID/stat; kInternal if it is none. Split out for tests: the name may

@@ -12,6 +12,8 @@
 
 #include <fmt/format.h>
 
+#include "proc/process_file.h"
+
 namespace stasis::proc {
 namespace {
 
@@ -113,8 +115,7 @@ std::optional<Mapping> ServedPages::mapping_of(std::uint64_t address) {
 bool ServedPages::is_device_kept(const Mapping& mapping) {
   const auto [known, is_new] = devices_.try_emplace(mapping.device, false);
   if (is_new) {
-    known->second = is_kept_from_us(
-        fmt::format("/proc/{}/map_files/{:x}-{:x}", pid_.value, mapping.start, mapping.end));
+    known->second = is_kept_from_us(MappedFile(pid_, mapping).link());
   }
   return known->second;
 }

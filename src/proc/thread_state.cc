@@ -14,6 +14,7 @@
 
 #include "base/fd.h"
 #include "proc/cgroup.h"
+#include "proc/process_file.h"
 #include "proc/procfs.h"
 
 namespace stasis::proc {
@@ -226,15 +227,14 @@ Result<void> set_core_dump_filter(Pid pid, std::uint32_t filter) {
 }
 
 std::optional<std::string> memory_policy(Pid pid, Tid thread) {
-  auto file = open_file(
-      AT_FDCWD, fmt::format("/proc/{}/task/{}/numa_maps", pid.value, thread.value), O_RDONLY);
+  const auto file = ProcessFile::open(pid, fmt::format("task/{}/numa_maps", thread.value));
   if (!file) return std::nullopt;
   // "55d0c0a4e000 bind:0-1 file=/usr/bin/python3.11 mapped=10 ...". The kernel looks at as many
   // mappings, all their pages, as there is room for: so little room that it is one.
-  std::array<char, 64> room{};
-  const ssize_t size = ::read(file->get(), room.data(), room.size());
-  if (size <= 0) return std::nullopt;
-  const std::string_view line(room.data(), static_cast<std::size_t>(size));
+  constexpr std::size_t kRoom = 64;
+  const auto text = file->read(kRoom);
+  if (!text) return std::nullopt;
+  const std::string_view line = *text;
   const std::size_t begin = line.find(' ');
   if (begin == std::string_view::npos) return std::nullopt;
   // The line ends there where the mapping has no page.

@@ -17,6 +17,7 @@
 #include "base/fd.h"
 #include "base/threads.h"
 #include "proc/parking.h"
+#include "proc/process_file.h"
 
 namespace stasis {
 namespace {
@@ -191,7 +192,6 @@ std::vector<AddressRange> new_memory(std::span<const proc::Mapping> before,
 
 std::vector<ZeroRun> find_zero_runs(const proc::AddressSpace& space,
                                     std::span<const AddressRange> ranges, unsigned threads) {
-  const Pid pid = space.pid();
   std::vector<AddressRange> blocks;
   for (const AddressRange& range : ranges) {
     (void)in_parts(range, kBlock, [&](const AddressRange& block) -> Result<void> {
@@ -199,7 +199,8 @@ std::vector<ZeroRun> find_zero_runs(const proc::AddressSpace& space,
       return {};
     });
   }
-  auto pagemap = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
+  const auto pagemap =
+      proc::open_after_look(space.pid(), fmt::format("/proc/{}/pagemap", space.pid().value));
   if (!pagemap) return {};
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
