@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "criu/criu_sockets.h"
 #include "criu_api.h"
 #include "direct/unrestorable_memory.h"
 #include "driver/gpu_plan.h"
@@ -64,12 +65,17 @@ Result<std::vector<GpuMapEntry>> wished_map() {
   return entries;
 }
 
-// A connection that was closed holds its port for a minute more, and the job could not listen
-// there.
+// A connection that was closed holds its address and port for a minute more, and the job could not
+// listen there. Of the image's sockets, those with `ports` are of criu's network namespace.
 void free_ports(const std::vector<std::uint16_t>& ports) {
-  std::vector<proc::BoundSocket> sockets;
-  for (const std::uint16_t port : ports)
-    sockets.push_back(proc::BoundSocket::everywhere(port));
+  const auto directory = image_directory();
+  const UniqueFd image(directory ? ::fcntl(*directory, F_DUPFD_CLOEXEC, 3) : -1);
+  if (!image.valid() || ports.empty()) return;
+  std::vector<proc::BoundSocket> sockets = bound_sockets(image);
+  std::erase_if(sockets, [&](const proc::BoundSocket& one) {
+    return !one.is_tcp || std::find(ports.begin(), ports.end(), one.port) == ports.end() ||
+           !proc::is_taken(one);
+  });
   const int left = proc::count_time_waits(sockets, true);
   if (left == 0) return;
   log_warning(

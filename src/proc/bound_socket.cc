@@ -42,12 +42,6 @@ bool bind_six(int socket, const BoundSocket& to) {
 
 }  // namespace
 
-BoundSocket BoundSocket::everywhere(std::uint16_t port) {
-  BoundSocket out;
-  out.port = port;
-  return out;
-}
-
 bool BoundSocket::takes(const in6_addr& local) const {
   const bool local_is_four = IN6_IS_ADDR_V4MAPPED(&local) != 0;
   if (is_four && four_of(address).s_addr == INADDR_ANY) return local_is_four;

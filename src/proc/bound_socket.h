@@ -19,8 +19,6 @@ struct BoundSocket {
   std::string device;     // to which it is bound besides (SO_BINDTODEVICE); empty: none
   std::string interface;  // of an address that is one link's; empty: none
 
-  // All of IPv4 and IPv6.
-  static BoundSocket everywhere(std::uint16_t port);
   // What is sent to this address, at the port, may be this socket's.
   bool takes(const in6_addr& local) const;
   // "127.0.0.1:80", "[::1]:80".

@@ -978,7 +978,19 @@ start_ranks() {
   start_listening
   dump_target
   closed_just_now
+  # Another program's, at another address with that port, is not ended.
+  python3 -c 'import socket, sys
+server, client = socket.socket(), socket.socket()
+server.bind(("127.0.0.2", int(sys.argv[1])))
+server.listen(1)
+client.connect(server.getsockname())
+server.accept()[0].close()
+client.recv(1)' "$port"
+  local others
+  others="0200007F:$(printf %04X "$port") [0-9A-F]*:[0-9A-F]* 06 "
+  grep -q "$others" /proc/net/tcp
   restore_target
   it_listens
+  grep -q "$others" /proc/net/tcp
   target_goes_on
 }
