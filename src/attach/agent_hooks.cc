@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "attach/libraries.h"
+#include "attach/seccomp_filter.h"
 #include "base/fault_point.h"
 #include "base/printable.h"
 #include "base/units.h"
@@ -252,6 +253,7 @@ Result<void> put_agent_in(Pid pid, const UniqueFd& library, std::chrono::millise
                           const Interrupt& interrupt) {
   STASIS_TRY_ASSIGN(const auto inside, Inside::open(pid));
   const AddressSpace& space = inside.space();
+  STASIS_TRY(check_filters_of_all(space, CallsInside::kOfLibrary));
   // One that a killed tool has left is gone on with: its hooks may be in.
   STASIS_TRY_ASSIGN(auto there, find_agent_library(space, inside.mappings()));
   int answer = 0;

@@ -15,8 +15,10 @@
 #include <fmt/format.h>
 
 #include "attach/c_library.h"
+#include "proc/bounded_seize.h"
 #include "proc/procfs.h"
 #include "proc/seccomp_filters.h"
+#include "proc/stopped_threads.h"
 
 namespace stasis::attach {
 namespace {
@@ -121,6 +123,20 @@ Result<void> check_filters(Pid pid, Tid stopped, CallsInside calls) {
   for (const proc::SystemCallFilter& filter : *filters) {
     STASIS_TRY(check_filter(pid, filter, kCalls));
     if (calls == CallsInside::kOfLibrary) STASIS_TRY(check_filter(pid, filter, kLibraryCalls));
+  }
+  return {};
+}
+
+Result<void> check_filters_of_all(const proc::AddressSpace& space, CallsInside calls) {
+  const Pid pid = space.pid();
+  const proc::ProcFs procfs;
+  for (const Tid thread : procfs.threads(pid)) {
+    const auto status = procfs.thread_status(pid, thread);
+    if (!status || status->seccomp == 0) continue;
+    STASIS_TRY(trace_on_own_thread([&]() -> Result<void> {
+      STASIS_TRY_ASSIGN(const auto stopped, proc::StoppedThreads::stop(space, thread));
+      return stopped.threads().empty() ? Result<void>() : check_filters(pid, thread, calls);
+    }));
   }
   return {};
 }

@@ -2,11 +2,12 @@
 // which inherit them. A container has such a filter as a rule, so it must not be in the way by its
 // mere existence; one that ends the program for a call of ours must be.
 //
-// Plain functions; the thread is stopped by the calling one.
+// Plain functions; a thread that is `stopped` is so by the calling one.
 #pragma once
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "proc/address_space.h"
 
 namespace stasis::attach {
 
@@ -16,5 +17,9 @@ enum class CallsInside { kOfThreads, kOfLibrary };
 // kNotSupported: a filter would end the program, ask another one, or refuse what cannot be done
 // without; or it may not be read (CAP_SYS_ADMIN).
 Result<void> check_filters(Pid pid, Tid stopped, CallsInside calls);
+
+// The same of each thread that has a filter, for hooks that any of them may come by; stops one
+// after the other. kBusy, too, if one cannot be stopped.
+Result<void> check_filters_of_all(const proc::AddressSpace& space, CallsInside calls);
 
 }  // namespace stasis::attach

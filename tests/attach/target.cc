@@ -14,6 +14,7 @@
 //   refusing    like idle, under one that ends the program for clone(2)
 //   cuda-refusing [FILE]  the same with CUDA, and with memory shared by that file
 //   cuda-without CALL  the same under one that ends the program for the system call of that number
+//   cuda-worker CALL  the same of one thread alone, which calls the driver all the time
 //   private     like idle, but no other may look into it (PR_SET_DUMPABLE)
 //   effective   like idle, with another effective user
 //   vfork       like idle, while its first thread waits for a child of vfork(2) again and again
@@ -223,7 +224,7 @@ void load(const Cuda* cuda, unsigned number) {
   }
 }
 
-void filter(bool kills, unsigned call = SYS_clone) {
+void filter(bool kills, unsigned call = SYS_clone, unsigned whose = SECCOMP_FILTER_FLAG_TSYNC) {
   const sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
@@ -233,7 +234,17 @@ void filter(bool kills, unsigned call = SYS_clone) {
   const sock_fprog all{static_cast<unsigned short>(std::size(program)),
                        const_cast<sock_filter*>(program)};
   RIGHT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  RIGHT(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &all) == 0);
+  RIGHT(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, whose, &all) == 0);
+}
+
+void work_under_filter(const Cuda& cuda, unsigned call) {
+  RIGHT(cuda.set_current(cuda.context) == 0);
+  filter(true, call, 0);
+  while (!g_end) {
+    unsigned long long at = 0;
+    RIGHT(cuda.allocate(&at, 4 << 20) == 0 && cuda.free(at) == 0);
+    ++g_rounds;
+  }
 }
 
 void wait_for_children() {
@@ -346,6 +357,12 @@ int main(int argc, char** argv) {
     unsigned long long at = 0;
     RIGHT(cuda.set_current(cuda.context) == 0 && cuda.allocate(&at, 1 << 20) == 0);
     filter(true, static_cast<unsigned>(std::strtoul(argv[2], nullptr, 10)));
+  }
+  if (mode == "cuda-worker") {
+    RIGHT(cuda.load() && argc > 2);
+    const auto call = static_cast<unsigned>(std::strtoul(argv[2], nullptr, 10));
+    std::thread(work_under_filter, std::cref(cuda), call).detach();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   if (mode == "filter") filter(false);
   if (mode == "refusing") filter(true);

@@ -588,6 +588,18 @@ END
   done
 }
 
+@test "a filter of one thread alone, which the agent's hooks would run into, is found before anything is done" {
+  need_root "reading a filter"
+  local call
+  for call in 319 290; do # memfd_create eventfd2
+    start_program cuda-worker "$call"
+    refused 8 not-supported attach "$TARGET" --graphs-are-safe
+    assert_contains "$err" "system call $call of"
+    assert_equal "$(grep -c "memfd:libstasis-attached" "/proc/$TARGET/maps")" 0
+    ends_right
+  done
+}
+
 @test "a filter that ends the program for what the kernel makes of an interrupted wait is no hindrance" {
   need_root "reading a filter"
   start_program cuda-without 219 # restart_syscall
