@@ -386,6 +386,7 @@ Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachO
   if (!opened) return fail(std::move(opened.error()));
   STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
   Group& group = opened->group;
+  STASIS_TRY(refuse_unstoppable(group));
   Attaching attaching(env, *opened, options, phases);
   auto done = attaching.run();
   phases.end();

@@ -15,6 +15,7 @@
 #include "direct/unknown_sharing.h"
 #include "operations/neighbours.h"
 #include "operations/rollback.h"
+#include "proc/bounded_seize.h"
 
 namespace stasis {
 
@@ -139,6 +140,14 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
     auto fine = look_for_obstacles(env, members, ignore, *checked);
     return fine ? update(members) : fine;
   };
+  return {};
+}
+
+Result<void> refuse_unstoppable(const Group& group) {
+  for (const GroupMember& member : group.members()) {
+    if (member.initial && member.process.alive())
+      STASIS_TRY(proc::check_can_be_stopped(member.process.pid()));
+  }
   return {};
 }
 

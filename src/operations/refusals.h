@@ -14,6 +14,10 @@ namespace stasis {
 // told and no more.
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore);
 
+// kBusy of a member with CUDA whose threads could not be stopped, as of one that waits in vfork(2):
+// the others would stand still while the tool waits for it.
+Result<void> refuse_unstoppable(const Group& group);
+
 // Looks at those of the members that are not in `checked` yet. The same refusals, of the driver's.
 // `quiesced`: what the agents give up before has to be gone now.
 Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,

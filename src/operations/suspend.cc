@@ -19,6 +19,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   if (!opened) return fail(std::move(opened.error()));
   STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
   Group& group = opened->group;
+  STASIS_TRY(refuse_unstoppable(group));
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
   how.again = again;
   if (again == Retry::kByDriver) how.path = MemoryPath::kDriver;

@@ -157,7 +157,7 @@ Result<void> check_is_interrupted(Pid pid) {
   return fail(
       ErrorCode::kBusy,
       fmt::format("thread {} of process {} is in a system call that nothing interrupts, for "
-                  "seconds already, so that CRIU could not stop it",
+                  "seconds already, so that it cannot be stopped",
                   thread.value, pid.value),
       fmt::format("try again when that has ended; what it waits for is in "
                   "/proc/{}/task/{}/wchan (a file system that does not answer, or a child "

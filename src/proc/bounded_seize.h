@@ -21,9 +21,10 @@ namespace proc {
 long seize(Tid thread, long options);
 // kBusy: what EINTR of seize() is about.
 Error held_by_an_execve(Pid pid);
-// kBusy if CRIU could not stop this process now, at which it would try for twenty seconds with all
-// of the job standing still: a trace of it cannot begin, or a thread of it is in a system call that
-// nothing interrupts, for two seconds already (a file system that does not answer, vfork(2)).
+// kBusy if this process could not be stopped now, at which a tool would try for ten seconds and
+// CRIU for twenty, with the rest of the job standing still: a trace of it cannot begin, or a thread
+// of it is in a system call that nothing interrupts, for two seconds already (a file system that
+// does not answer, vfork(2)).
 Result<void> check_can_be_stopped(Pid pid);
 
 }  // namespace proc

@@ -15,6 +15,7 @@
 //   cuda-refusing [FILE]  the same with CUDA, and with memory shared by that file
 //   cuda-without CALL  the same under one that ends the program for the system call of that number
 //   cuda-worker CALL  the same of one thread alone, which calls the driver all the time
+//   cuda-vfork  with CUDA; its first thread waits for a child of vfork(2) that does not come back
 //   private     like idle, but no other may look into it (PR_SET_DUMPABLE)
 //   effective   like idle, with another effective user
 //   vfork       like idle, while its first thread waits for a child of vfork(2) again and again
@@ -373,6 +374,16 @@ int main(int argc, char** argv) {
     std::thread(report_at_end).detach();
     wait_for_children();
     std::this_thread::sleep_for(std::chrono::seconds(5));
+  }
+  if (mode == "cuda-vfork") {
+    RIGHT(cuda.load());
+    std::thread(report_at_end).detach();
+    if (::vfork() == 0) {
+      const timespec rest{300, 0};
+      ::syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL);
+      ::syscall(SYS_nanosleep, &rest, nullptr);
+      ::_exit(0);
+    }
   }
   if (mode == "leaderless") {
     std::thread(report_at_end).detach();

@@ -610,6 +610,18 @@ END
   ends_right
 }
 
+@test "a program that waits for a child of vfork is told before anything stands still" {
+  local verb
+  start_program cuda-vfork
+  for verb in attach suspend; do
+    SECONDS=0
+    refused 7 busy "$verb" "$TARGET"
+    ((SECONDS < 6))
+    assert_contains "$err" "nothing interrupts"
+  done
+  assert_equal "$(grep -c 'TracerPid:.0$' "/proc/$TARGET/status")" 1
+}
+
 @test "processes that may share GPU memory are refused" {
   start_target ipc
   TARGET_CHILD=$(children_of "$TARGET" | head -1)
