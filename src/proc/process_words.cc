@@ -51,7 +51,7 @@ Error keeps_its_memory(Pid pid) {
           pid.value),
       "see what it waits for: `cat /proc/" + std::to_string(pid.value) +
           "/task/*/wchan`; a file system that a program serves (FUSE), or of another "
-          "machine (NFS)"};
+          "machine (NFS); end that, or the process"};
 }
 
 Result<std::vector<std::string>> ProcFs::words(Pid pid, const std::string& name) const {
