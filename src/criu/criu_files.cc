@@ -1,6 +1,7 @@
 #include "criu/criu_files.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <protozero/pbf_writer.hpp>
 
 #include "criu/criu_messages.h"
+#include "image/directory.h"
 
 namespace stasis {
 namespace {
@@ -322,11 +324,43 @@ Result<std::vector<OpenedFile>> OpenedFiles::of(const UniqueFd& criu_dir, int nu
   return out;
 }
 
+namespace {
+
+// The files, by their numbers in files.img, of which a process has a part mapped that it shares and
+// may write to: CRIU notes no flags with a file that is only mapped (mm.proto, vma.proto).
+std::set<std::uint64_t> written_where_mapped(const UniqueFd& criu_dir) {
+  constexpr std::uint64_t kShared = 1U << 7;  // VMA_FILE_SHARED
+  std::set<std::uint64_t> out;
+  const auto listed = open_file(criu_dir.get(), ".", O_RDONLY | O_DIRECTORY);
+  const auto names = listed ? list_directory(*listed, "criu") : Result<std::vector<std::string>>();
+  if (!names) return out;
+  for (const std::string& name : *names) {
+    if (!name.starts_with("mm-")) continue;
+    (void)each_message(read_criu_image(criu_dir, name, kMostOfList), kMemoryMagic,
+                       [&](protozero::pbf_reader message) {
+                         while (message.next(14, protozero::pbf_wire_type::length_delimited)) {
+                           auto fields = numbers_of(message.get_message());
+                           const bool writes = fields[10] != 0 ? (fields[10] & O_ACCMODE) == O_RDWR
+                                                               : (fields[5] & PROT_WRITE) != 0;
+                           if ((fields[7] & kShared) != 0 && writes && out.size() < kMostNames)
+                             out.insert(fields[4]);
+                         }
+                       });
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<NeededFile> needed_files(const UniqueFd& criu_dir) {
   Entries entries = read_entries(criu_dir, kMostOfImage);
+  const auto written = written_where_mapped(criu_dir);
   std::vector<NeededFile> out;
-  for (auto& [id, entry] : entries.regular)
-    if (is_looked_up(entry) && !entries.nameless.contains(id)) out.push_back(std::move(entry.file));
+  for (auto& [id, entry] : entries.regular) {
+    if (!is_looked_up(entry) || entries.nameless.contains(id)) continue;
+    if (written.contains(id)) entry.file.flags = (entry.file.flags & ~unsigned{O_ACCMODE}) | O_RDWR;
+    out.push_back(std::move(entry.file));
+  }
   return out;
 }
 

@@ -20,7 +20,8 @@ struct NeededFile {
   std::string path;
   std::optional<std::uint64_t> size;  // bytes, where CRIU compares it
   std::optional<std::uint32_t> mode;  // as stat(2) has it
-  unsigned flags = 0;                 // of open(2)
+  unsigned flags =
+      0;  // of open(2); as for writing, too, where a process writes to what it has mapped
   // CRIU has made this name itself (--link-remap) for a file that had lost the one it was opened
   // by. A restore removes it.
   bool of_criu = false;

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "image/checksum.h"
 #include "image/directory.h"
 #include "operations/kept_files.h"
 #include "operations/kept_files_format.h"
@@ -56,6 +57,7 @@ void note_stat(KeptFile& kept, const UniqueFd& file, const struct stat& info) {
   kept.gid = info.st_gid;
   kept.inode = info.st_ino;
   kept.born_ns = born_ns(file);
+  kept.modified_ns = modified_ns(info);
   kept.mount = mount_above(kept.path);
 }
 
@@ -222,7 +224,7 @@ class Keeper {
           std::find(compared_.begin(), compared_.end(), kept.path) != compared_.end()) {
         report_.lost.push_back(fmt::format(
             "the content of {} ({}), which is open for writing: a restore needs the file by this "
-            "name, and not shortened",
+            "name, not shortened, and with what is in it now",
             kept.path, format_bytes(kept.size)));
       }
       return {};
@@ -238,24 +240,23 @@ class Keeper {
                         open_file(dir_.get(), format::kContent, O_WRONLY | O_CREAT | O_EXCL, 0600));
       content_ = std::move(made);
     }
-    constexpr std::size_t kPiece = 1 << 20;
-    buffer_.resize(kPiece);
+    std::string bytes(kept.size, '\0');
     std::uint64_t done = 0;
     while (done < kept.size) {
-      const auto wanted = std::min<std::uint64_t>(kPiece, kept.size - done);
       const ssize_t got = TEMP_FAILURE_RETRY(
-          ::pread(file->get(), buffer_.data(), wanted, static_cast<off_t>(done)));
+          ::pread(file->get(), bytes.data() + done, kept.size - done, static_cast<off_t>(done)));
       if (got <= 0) break;  // another program has cut it meanwhile, or the disk has lost it
-      STASIS_TRY(write_all(content_.get(), buffer_.data(), static_cast<std::size_t>(got),
-                           format::kContent));
       done += static_cast<std::uint64_t>(got);
     }
-    if (done == kept.size)
-      kept.content = written_;
-    else
+    if (done != kept.size) {
       report_.lost.push_back(
           fmt::format("the content of {}, which is open for writing", kept.path));
-    written_ += done;
+      return {};
+    }
+    STASIS_TRY(write_all(content_.get(), bytes.data(), bytes.size(), format::kContent));
+    kept.content = written_;
+    kept.digest = xxh3_hex(bytes);
+    written_ += kept.size;
     return {};
   }
 
@@ -266,7 +267,6 @@ class Keeper {
   std::vector<std::string> compared_;  // of those, whose size CRIU compares
   UniqueFd content_;
   std::uint64_t written_ = 0;
-  std::vector<char> buffer_;
 };
 
 }  // namespace

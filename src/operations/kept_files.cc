@@ -38,8 +38,9 @@ std::optional<UniqueFd> open_folder_of(const std::string& path) {
 
 std::string name_of_path(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size) {
-  const std::uint64_t bytes = std::min(size, kKeptTail);
+std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size,
+                                       std::uint64_t most) {
+  const std::uint64_t bytes = std::min(size, most);
   std::string text(bytes, '\0');
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t got =
@@ -49,6 +50,11 @@ std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size)
     done += static_cast<std::size_t>(got);
   }
   return xxh3_hex(text);
+}
+
+std::uint64_t modified_ns(const struct stat& info) {
+  return static_cast<std::uint64_t>(info.st_mtim.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(info.st_mtim.tv_nsec);
 }
 
 std::uint64_t born_ns(const UniqueFd& file) {

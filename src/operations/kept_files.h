@@ -41,13 +41,17 @@ struct KeptFile {
   std::string mount;                     // the mount that it lies on
   std::optional<std::uint64_t> content;  // where its bytes are in the image
   std::string tail;                      // xxh3_hex() of its last kKeptTail bytes; of no link
+  std::string digest;                    // the same of all of it, if that is in the image
+  std::uint64_t modified_ns = 0;         // when it was written to last; 0: not known
 };
 
 // The directory that `path` lies in, opened without following a link; nothing if that cannot be.
 std::optional<UniqueFd> open_folder_of(const std::string& path);
 std::string name_of_path(const std::string& path);
-// xxh3_hex() of the bytes before `size`, kKeptTail at most; nothing if they cannot be read.
-std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size);
+// xxh3_hex() of the bytes before `size`, `most` at most; nothing if they cannot be read.
+std::optional<std::string> tail_digest(const UniqueFd& file, std::uint64_t size,
+                                       std::uint64_t most = kKeptTail);
+std::uint64_t modified_ns(const struct stat& info);
 std::uint64_t born_ns(const UniqueFd& file);
 // The last directory above `path` that is of another device than the one above it; "/" otherwise.
 std::string mount_above(const std::string& path);
@@ -85,6 +89,8 @@ enum class PutBack {
   kLink,      // the file has lost CRIU's name only, and has the program's
 };
 PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file);
+// It was written to since, and a restore has no content to put in its place.
+bool has_changed_for_good(const KeptFile& kept, const NeededFile& file);
 
 // Puts the files back; the destructor undoes that, as far as they are still as they were made here,
 // unless keep() was called.

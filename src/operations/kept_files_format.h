@@ -58,6 +58,8 @@ void fields(auto& io, Described<KeptFile> auto& kept) {
   io.optional("content", kept.content, kSize);
   io.optional("mount", kept.mount);
   io.optional("tail", kept.tail);
+  io.optional("digest", kept.digest);
+  io.optional("modified_ns", kept.modified_ns, kAny);
   io.check(S_ISREG(kept.mode), "mode", "is that of no regular file");
   io.check(is_path(kept.path), "path", "is none");
   io.check(std::all_of(kept.links.begin(), kept.links.end(), is_path), "links", "holds no path");

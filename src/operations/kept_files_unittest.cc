@@ -49,6 +49,8 @@ class KeptFilesTest : public ::testing::Test {
     out.inode = info.st_ino;
     out.mount = mount_above(path);
     out.tail = tail_digest(file, out.size).value();
+    out.digest = tail_digest(file, out.size, out.size).value();
+    out.modified_ns = modified_ns(info);
     out.content = 0;
     write("stasis-files-content.img", read(name));
     return out;
@@ -121,6 +123,27 @@ TEST_F(KeptFilesTest, AFileThatHasGrownIsCutAndOneThatIsOtherIsExchanged) {
   EXPECT_EQ(how(without), PutBack::kNothing);
   write("log", "o");
   EXPECT_EQ(how(without), PutBack::kNothing);
+}
+
+TEST_F(KeptFilesTest, OfALongFileNoByteMayBeAnother) {
+  const std::string rest(2 * kKeptTail, 'x');
+  write("data", "one" + rest);
+  KeptFile kept = note("data");
+  EXPECT_EQ(how(kept), PutBack::kNothing);
+  write("data", "two" + rest);
+  EXPECT_EQ(how(kept), PutBack::kExchange);
+  write("data", "two" + rest + "more");
+  EXPECT_EQ(how(kept), PutBack::kExchange);
+  write("data", "one" + rest + "more");
+  EXPECT_EQ(how(kept), PutBack::kShorten);
+  // One that is too large for the image.
+  kept.content.reset();
+  kept.digest.clear();
+  write("data", "two" + rest);
+  EXPECT_TRUE(has_changed_for_good(kept, needed(kept)));
+  kept = note("data");
+  kept.content.reset();
+  EXPECT_FALSE(has_changed_for_good(kept, needed(kept)));
 }
 
 TEST_F(KeptFilesTest, NothingIsDoneToWhatIsNoFileOfThatOwner) {

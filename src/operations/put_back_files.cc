@@ -148,6 +148,14 @@ bool is_the_same(const KeptFile& kept, const UniqueFd& folder, const std::string
 // Not in the directory below a mount that is gone.
 bool can_make(const KeptFile& kept) { return kept.content && mount_above(kept.path) == kept.mount; }
 
+// All of them, if the image has them: a program may write anywhere in a file of its own, or in what
+// it has mapped of it. Else those at its end.
+bool has_its_bytes(const KeptFile& kept, const UniqueFd& file) {
+  if (!kept.digest.empty() && kept.size <= kMostKept)
+    return tail_digest(file, kept.size, kept.size) == kept.digest;
+  return tail_digest(file, kept.size) == kept.tail;
+}
+
 // The first of CRIU's names that is there, and the program's names.
 PutBack how_to_link(const KeptFile& kept, const UniqueFd& folder, const NeededFile& file) {
   if (!is_missing(folder, file.path)) return PutBack::kNothing;
@@ -167,6 +175,14 @@ PutBack how_to_link(const KeptFile& kept, const UniqueFd& folder, const NeededFi
 
 }  // namespace
 
+bool has_changed_for_good(const KeptFile& kept, const NeededFile& file) {
+  if (kept.link || kept.content || kept.modified_ns == 0 || !file.size) return false;
+  const auto folder = open_folder_of(file.path);
+  const auto info = folder ? stat_in(*folder, file.path) : std::nullopt;
+  return info && static_cast<std::uint64_t>(info->st_size) == kept.size &&
+         modified_ns(*info) != kept.modified_ns;
+}
+
 PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file) {
   const auto folder = open_folder_of(file.path);
   if (!folder) return PutBack::kNothing;
@@ -181,9 +197,9 @@ PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file) {
     const bool has_its_size = size == kept.size && *file.size == size;
     const auto opened = open_checked(folder->get(), name_of_path(file.path), O_RDONLY | O_NOFOLLOW,
                                      is_regular_file);
-    const bool same_end = opened && tail_digest(*opened, kept.size) == kept.tail;
-    if (has_its_size && same_end) return PutBack::kNothing;
-    if (size > kept.size && *file.size == kept.size && same_end) return PutBack::kShorten;
+    const bool same = opened && has_its_bytes(kept, *opened);
+    if (has_its_size && same) return PutBack::kNothing;
+    if (size > kept.size && *file.size == kept.size && same) return PutBack::kShorten;
   }
   return kept.content ? PutBack::kExchange : PutBack::kNothing;
 }

@@ -232,6 +232,10 @@ class RestoreRun {
     STASIS_TRY_ASSIGN(auto to_put_back, files_to_put_back(*image_));
     for (const auto& [kept, how] : to_put_back)
       STASIS_TRY(files_->put_back(kept, how));
+    for (const std::string& path : files_changed_for_good(*image_))
+      env_.tell(path +
+                " was written to after the dump: the job finds what is in it now, because "
+                "it is too large for its content to be in the image");
     return {};
   }
 

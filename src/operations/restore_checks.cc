@@ -319,6 +319,17 @@ Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageR
   return out;
 }
 
+std::vector<std::string> files_changed_for_good(const ImageReader& image) {
+  const auto all_kept = read_kept_files(image.criu_dir());
+  const KeptByName names = all_kept ? by_name(*all_kept) : KeptByName();
+  std::set<std::string> out;
+  for (const NeededFile& file : files_from_outside(image)) {
+    const KeptFile* kept = kept_of(names, file);
+    if (kept != nullptr && has_changed_for_good(*kept, file)) out.insert(file.path);
+  }
+  return {out.begin(), out.end()};
+}
+
 std::vector<std::string> files_used_up(const ImageReader& image) {
   const auto all_kept = read_kept_files(image.criu_dir());
   const KeptByName names = all_kept ? by_name(*all_kept) : KeptByName();

@@ -45,6 +45,8 @@ Result<void> check_files(const ImageReader& image);
 Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageReader& image);
 // Those that a restore uses up: with any, the image can be restored only once.
 std::vector<std::string> files_used_up(const ImageReader& image);
+// Paths of files that were written to after the dump, and whose content is too large for the image.
+std::vector<std::string> files_changed_for_good(const ImageReader& image);
 
 // A job of `stasis run` has a /dev/shm of its own: only there can it be put back. kUsage.
 Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options);

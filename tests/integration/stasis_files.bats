@@ -275,8 +275,32 @@ log = open('$at/large.log', 'a'); log.truncate(65 << 20); small = open('$at/smal
   assert_contains "$err" "$at/large is not there"
   [[ ! -e $at/small ]]
   mv "$at/renamed" "$at/large"
+  printf x | dd of="$at/large" bs=1 seek=5 conv=notrunc status=none
   restore_it
   [[ -e $at/small ]]
+  assert_contains "$err" "$at/large was written to after the dump"
+}
+
+@test "a file that a program writes to where it has mapped it comes back in each byte, also the first of many" {
+  local at=$BATS_TEST_TMPDIR
+  start_python "import ctypes
+fd = os.open('$at/mapped', os.O_RDWR | os.O_CREAT); os.truncate(fd, 300000)
+libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p
+word = ctypes.c_long.from_address(libc.mmap(None, 300000, 3, 1, fd, ctypes.c_long(0)))
+os.close(fd)
+last = 0
+while word.value == last:
+    last += 1; word.value = last; time.sleep(0.01)
+open('$at/wrong', 'w').write(f'{word.value} and not {last}')"
+  wait_until 60 test -s "$at/mapped"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  assert_equal "$(json 'd.get("lost", [])')" "[]"
+  target_goes_on
+  kill_target
+  restore_it
+  assert_contains "$err" "$at/mapped was another file than at the dump: that one is $at/mapped.after-checkpoint now"
+  target_goes_on
+  [[ ! -e $at/wrong ]] || { cat "$at/wrong" && false; }
 }
 
 @test "a job saved while it writes its status anew goes on, also after the file was renamed" {
