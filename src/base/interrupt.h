@@ -16,6 +16,10 @@ namespace stasis {
 
 class Interrupt {
  public:
+  Interrupt() = default;
+  // Asks to stop also when `outer` does, which must outlive it.
+  explicit Interrupt(const Interrupt& outer) : outer_(&outer) {}
+
   // Async-signal-safe. The first signal counts. A later one does not break the roll-back: see
   // insists().
   void request(int signal_number) {
@@ -36,16 +40,22 @@ class Interrupt {
   // The whole of this operation is a roll-back: what is left is for it.
   void go_on_without_memory() { heeds_memory_ = false; }
 
-  bool requested() const { return signal_.load() != 0; }
-  int signal_number() const { return signal_.load(); }
+  bool requested() const {
+    return signal_.load() != 0 || (outer_ != nullptr && outer_->requested());
+  }
+  int signal_number() const {
+    const int own = signal_.load();
+    return own == 0 && outer_ != nullptr ? outer_->signal_number() : own;
+  }
   // A stop was requested a second time, at least a second later: a terminal, a shell and `timeout`
   // pass the same signal on in an instant. Ends the waiting for a program that does not answer, and
   // nothing else.
-  bool insists() const { return insisted_.load() != 0; }
+  bool insists() const { return insisted_.load() != 0 || (outer_ != nullptr && outer_->insists()); }
   // Since when; zero if it was not.
   std::chrono::steady_clock::duration insisted_for() const {
     const std::chrono::steady_clock::rep since = insisted_.load();
-    if (since == 0) return {};
+    if (since == 0)
+      return outer_ != nullptr ? outer_->insisted_for() : std::chrono::steady_clock::duration();
     return std::chrono::steady_clock::now().time_since_epoch() -
            std::chrono::steady_clock::duration(since);
   }
@@ -59,6 +69,7 @@ class Interrupt {
 
   // kInterrupted if a stop was requested, kTimeout if the time is over, kOutOfHostMemory.
   Result<void> check() const {
+    if (outer_ != nullptr) STASIS_TRY(outer_->check());
     if (heeds_memory_ && no_memory_.load()) {
       return fail(ErrorCode::kOutOfHostMemory, "this process gets no more memory",
                   "free host memory, or raise its limits (`ulimit -v`, `ulimit -d`)");
@@ -74,6 +85,7 @@ class Interrupt {
  private:
   static constexpr std::chrono::seconds kTwice{1};
 
+  const Interrupt* outer_ = nullptr;
   std::chrono::milliseconds limit_{0};
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::atomic<int> signal_{0};
