@@ -1,0 +1,724 @@
+// Long because the two sides of one agreement, the part that leads and those that follow, are read
+// together.
+#include "checkpoint/group_part.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/host_name.h"
+#include "base/listing.h"
+#include "base/printable.h"
+#include "base/units.h"
+#include "checkpoint/group_records.h"
+
+namespace stasis {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMostName = 64;
+// How often a part says that it lives.
+constexpr milliseconds kBeat{500};
+// How often the directory is read: while programs stand still, and otherwise; the one that leads
+// reads a file for each part.
+constexpr microseconds kPollHeld{2000};
+constexpr microseconds kPollOther{20000};
+constexpr microseconds kPollEach{20};
+// How long nothing may happen before those that stand still are let go on, and for how long, as in
+// quiesce_round.cc; a command takes two polls to be heard and answered.
+constexpr milliseconds kFirstWait{20};
+constexpr microseconds kFirstGroupMoment{500};
+constexpr microseconds kLongestGroupMoment{1'000'000};
+// After a slice both begin anew; during its second half no part is let go on.
+constexpr milliseconds kFirstGroupSlice{2000};
+constexpr milliseconds kLongestGroupSlice{16000};
+// Those that follow leave it to the one that leads to say which part is late.
+constexpr milliseconds kGrace{1000};
+// For a file system that does not answer, when there is something to be told.
+constexpr milliseconds kMostAnswer{5000};
+constexpr milliseconds kLookAgain{20};
+
+constexpr const char* kLead = "lead";
+constexpr const char* kRoster = "roster";
+constexpr const char* kRest = "rest";        // the first decision
+constexpr const char* kOutcome = "outcome";  // the second
+constexpr std::string_view kPartPrefix = "part.";
+
+std::string part_file(const std::string& name) { return std::string(kPartPrefix) + name; }
+
+// The error of a decision that another part has made. A code that says something of the caller, or
+// that no catalogue has, counts as "try again".
+Error error_of(const GroupDecision& decision) {
+  ErrorCode code = ErrorCode::kTimeout;
+  for (const ErrorInfo& info : error_catalogue())
+    if (info.name == decision.code) code = info.code;
+  if (code == ErrorCode::kInterrupted || code == ErrorCode::kInternal ||
+      code == ErrorCode::kNotRolledBack || code == ErrorCode::kNoSuchProcess) {
+    code = ErrorCode::kTimeout;
+  }
+  return {code,
+          fmt::format("the group was given up by part {}: {}", shortened(decision.by, kMostName),
+                      shortened(decision.why, kMostWhy)),
+          "see what that part says, then try again with all of them"};
+}
+
+bool is_against(Verdict verdict) {
+  return verdict == Verdict::kGoOn || verdict == Verdict::kBack || verdict == Verdict::kPartly;
+}
+bool is_last(Verdict verdict) { return is_against(verdict) || verdict == Verdict::kDone; }
+
+Error silent(const std::string& name, milliseconds silence) {
+  return {ErrorCode::kTimeout,
+          fmt::format("nothing was heard of part {} for {} ms", name, silence.count()),
+          "see whether its node and its tool live (`stasis recover` there, if it was killed), then "
+          "try again with all of them"};
+}
+
+}  // namespace
+
+bool is_part_name(const std::string& name) {
+  constexpr std::string_view kKnown =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  return !name.empty() && name.size() <= kMostName &&
+         name.find_first_not_of(kKnown) == std::string::npos;
+}
+
+std::string default_part_name() {
+  const std::string number = fmt::format("-{}", ::getpid());
+  std::string host = host_name().substr(0, kMostName - number.size());
+  for (char& c : host)
+    if (!is_part_name(std::string(1, c))) c = '_';
+  return host + number;
+}
+
+// Reads and writes the files, in a thread of its own, which a dead file system may hold for ever:
+// so no caller waits for it without an end, and it outlives the part then.
+class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
+ public:
+  Herald(GroupDirectory directory, GroupPartOptions options, const Interrupt& interrupt)
+      : directory_(std::move(directory)),
+        options_(std::move(options)),
+        outer_(interrupt),
+        stop_(interrupt) {
+    own_.operation = options_.operation;
+    own_.parts = options_.parts;
+  }
+
+  const Interrupt& interrupt() const { return stop_; }
+
+  Result<void> join() {
+    for (;;) {
+      auto joined = try_to_join();
+      if (joined && *joined) break;
+      // Removed by the last part of the operation before.
+      (void)directory_.renew();
+      STASIS_TRY(outer_.check());
+      if (options_.timeout.count() == 0 || since(start_) < options_.timeout) {
+        std::this_thread::sleep_for(kLookAgain);
+        continue;
+      }
+      if (!joined) return fail(std::move(joined.error()));
+      return fail(
+          ErrorCode::kBusy,
+          fmt::format("{} is in use by another operation, or another part is called {}",
+                      directory_.path(), options_.name),
+          fmt::format("give each operation that is under way a directory of its own (--group), and "
+                      "each part a name (--part); if tools were killed, see to their programs by "
+                      "`stasis recover`, and remove {}",
+                      directory_.path()));
+    }
+    heard_ = lead_changed_ = Clock::now();
+    try {
+      std::thread([self = shared_from_this()] { self->run(); }).detach();
+    } catch (const std::system_error& error) {
+      directory_.remove({part_file(options_.name)});
+      return fail(ErrorCode::kOutOfHostMemory,
+                  fmt::format("cannot start a thread: {}", error.what()),
+                  "free host memory, or raise the limits of it (ulimit -v) and of processes "
+                  "(ulimit -u)");
+    }
+    return {};
+  }
+
+  void leave() {
+    std::unique_lock lock(mutex_);
+    own_.left = true;
+    dirty_ = true;
+    to_herald_.notify_all();
+    to_caller_.wait_for(lock, kMostAnswer, [this] { return ended_; });
+  }
+
+  // Of the caller. Waits until `is_so`, which is asked with the view guarded.
+  template <class IsSo>
+  Result<void> wait(const IsSo& is_so) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const GroupDecision& decision = view_.decision;
+      if (refused_) return fail(Error(*refused_));
+      if (is_against(decision.verdict)) return fail(decided_error());
+      if (is_so(view_)) return {};
+      if (auto stop = outer_.check(); !stop) {
+        // The thread knows which parts have not come.
+        if (stop.error().code == ErrorCode::kTimeout && !view_.complete)
+          is_late_ = true;
+        else
+          ask(std::move(stop.error()));
+      }
+      const auto limit = asked_ ? kMostAnswer : options_.silence + kMostAnswer;
+      if (Clock::now() - (asked_ ? asked_at_ : heard_) > limit) return fail(unheard());
+      to_caller_.wait_for(lock, kLookAgain);
+    }
+  }
+
+  Result<void> enter(PartStage stage) {
+    {
+      const std::lock_guard lock(mutex_);
+      own_.stage = stage;
+      dirty_ = true;
+    }
+    to_herald_.notify_all();
+    if (stage == PartStage::kReady)
+      return wait([](const LeadRecord& view) { return view.complete; });
+    return wait([](const LeadRecord& view) { return view.decision.verdict == Verdict::kDone; });
+  }
+
+  milliseconds left() const {
+    const std::lock_guard lock(mutex_);
+    if (options_.timeout.count() == 0) return milliseconds(0);
+    const auto rest =
+        std::chrono::ceil<milliseconds>(complete_at_ + options_.timeout - Clock::now());
+    return std::max(rest, milliseconds(1));
+  }
+
+  Result<std::optional<microseconds>> at_rest() {
+    {
+      const std::lock_guard lock(mutex_);
+      own_.stage = PartStage::kHeld;
+      own_.round = obeyed_;
+      dirty_ = true;
+    }
+    to_herald_.notify_all();
+    STASIS_TRY(wait([this](const LeadRecord& view) {
+      return view.decision.verdict == Verdict::kStill || asked_round(view) > obeyed_;
+    }));
+    const std::lock_guard lock(mutex_);
+    if (view_.decision.verdict == Verdict::kStill) return std::optional<microseconds>();
+    obeyed_ = asked_round(view_);
+    own_.stage = PartStage::kReady;
+    return std::optional<microseconds>(view_.moment);
+  }
+
+  bool is_at_rest() const {
+    const std::lock_guard lock(mutex_);
+    return view_.decision.verdict == Verdict::kStill;
+  }
+
+  Error give_up(Error why) {
+    {
+      const std::lock_guard lock(mutex_);
+      own_.stage = PartStage::kFailed;
+      own_.code = error_code_name(why.code);
+      own_.why = shortened(why.message, kMostWhy);
+      dirty_ = true;
+      // What needs no agreement: the others go on with it.
+      if (!agrees()) {
+        if (auto stop = outer_.check(); !stop) ask(std::move(stop.error()));
+      } else if (!is_against(view_.decision.verdict)) {
+        ask(why);
+      }
+    }
+    to_herald_.notify_all();
+    // What is heard is the decision, this part's or another's.
+    auto heard = wait([](const LeadRecord& view) { return is_last(view.decision.verdict); });
+    const std::lock_guard lock(mutex_);
+    // This part was stopped as by a signal when the group was given up.
+    if (is_against(view_.decision.verdict) && agrees() && why.code == ErrorCode::kInterrupted &&
+        outer_.check()) {
+      return decided_error();
+    }
+    if (!is_last(view_.decision.verdict) && !heard && !refused_)
+      return std::move(why).within("the other parts could not be told");
+    return why;
+  }
+
+ private:
+  // What the one that leads knows of a part.
+  struct Seen {
+    PartRecord record;
+    std::string text;
+    Clock::time_point changed = Clock::now();
+    bool is_there = false;
+    bool was_held = false;
+  };
+
+  bool agrees() const { return options_.operation != "resume"; }
+
+  // The first call counts. With the lock.
+  void ask(Error why) {
+    if (asked_ || refused_ || is_last(view_.decision.verdict)) return;
+    asked_ = std::move(why);
+    asked_at_ = Clock::now();
+    to_herald_.notify_all();
+  }
+
+  Error decided_error() const {
+    if (asked_ && view_.decision.by == options_.name) return *asked_;
+    return error_of(view_.decision);
+  }
+
+  Error unheard() const {
+    if (asked_) return *asked_;
+    return {ErrorCode::kTimeout, fmt::format("{} does not answer", directory_.path()),
+            "see whether its file system can be reached, then try again with all parts"};
+  }
+
+  std::uint64_t asked_round(const LeadRecord& view) const {
+    return index_ < view.asked.size() ? view.asked[index_] : 0;
+  }
+
+  // False: not yet.
+  Result<bool> try_to_join() {
+    const std::string own = part_file(options_.name);
+    // No file is made then: the last part of that operation waits for those that it finds.
+    STASIS_TRY_ASSIGN(const bool before, was_decided());
+    if (before) return false;
+    STASIS_TRY_ASSIGN(const bool is_new,
+                      directory_.claim(own, options_.name, record_to_text(own_)));
+    if (!is_new) return false;
+    // Once more: those may have been about to be removed.
+    const auto after = was_decided();
+    if (!after || *after) {
+      directory_.remove({own});
+      return after ? Result<bool>(false) : after;
+    }
+    LeadRecord lead;
+    lead.leader = options_.name;
+    STASIS_TRY_ASSIGN(leads_, directory_.claim(kLead, options_.name, record_to_text(lead)));
+    if (leads_) lead_ = std::move(lead);
+    return true;
+  }
+
+  Result<bool> was_decided() {
+    for (const char* decision : {kRest, kOutcome}) {
+      STASIS_TRY_ASSIGN(const auto text, directory_.read(decision, kMostPartBytes));
+      if (text) return true;
+    }
+    return false;
+  }
+
+  // --- Of the thread.
+
+  void run() {
+    for (;;) {
+      std::unique_lock lock(mutex_);
+      const bool quick = own_.stage == PartStage::kHeld || (leads_ && view_.complete);
+      const microseconds poll =
+          std::max(quick ? kPollHeld : kPollOther, kPollEach * options_.parts);
+      to_herald_.wait_for(lock, poll, [this] { return dirty_; });
+      const bool due = dirty_ || Clock::now() - told_ >= kBeat;
+      dirty_ = false;
+      if (due) ++own_.beat;
+      const PartRecord own = own_;
+      const std::optional<Error> asked = asked_;
+      lock.unlock();
+      bool told = !due;
+      if (due) told = directory_.write(part_file(options_.name), record_to_text(own)).has_value();
+      if (told && due) told_ = Clock::now();
+      if (asked && !is_last(decision_.verdict)) decide_against(*asked);
+      if (leads_)
+        lead();
+      else
+        follow();
+      lock.lock();
+      if (!told) dirty_ = dirty_ || due;
+      show();
+      if (own.left) break;
+    }
+    clear();
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    to_caller_.notify_all();
+  }
+
+  // To the caller. With the lock.
+  void show() {
+    heard_ = Clock::now();
+    if (lead_.complete && !view_.complete) complete_at_ = Clock::now();
+    view_ = lead_;
+    if (decision_.verdict != Verdict::kNone) view_.decision = decision_;
+    if (is_against(view_.decision.verdict) && agrees()) stop_.request(SIGTERM);
+    to_caller_.notify_all();
+  }
+
+  void decide_against(const Error& why) {
+    GroupDecision decision{Verdict::kPartly, options_.name, std::string(error_code_name(why.code)),
+                           shortened(why.message, kMostWhy)};
+    if (agrees() && decision_.verdict != Verdict::kStill) {
+      decision.verdict = Verdict::kGoOn;
+      make(kRest, decision);
+    }
+    if (!agrees() || decision_.verdict == Verdict::kStill) {
+      decision.verdict = agrees() ? Verdict::kBack : Verdict::kPartly;
+      make(kOutcome, decision);
+    }
+  }
+
+  // Makes the decision, or hears the one that another part has made. A file system that fails is
+  // asked again.
+  void make(const char* name, const GroupDecision& decision) {
+    const auto made = directory_.claim(name, options_.name, record_to_text(decision));
+    if (!made) return;
+    if (*made) {
+      decision_ = decision;
+      return;
+    }
+    const auto text = directory_.read(name, kMostPartBytes);
+    if (!text || !*text) return;
+    auto other = record_from_text<GroupDecision>(**text);
+    const bool fits =
+        other && (name == std::string_view(kRest)
+                      ? other->verdict == Verdict::kStill || other->verdict == Verdict::kGoOn
+                      : is_last(other->verdict) && other->verdict != Verdict::kGoOn);
+    // Damaged or forged: this part goes by itself, and that is back.
+    if (!fits) {
+      decision_ = decision;
+      if (!is_against(decision.verdict)) decision_.verdict = Verdict::kBack;
+      decision_.why = fmt::format("{}/{} is damaged", directory_.path(), name);
+      return;
+    }
+    decision_ = std::move(*other);
+  }
+
+  void follow() {
+    const auto text = directory_.read(kLead, kMostLeadBytes);
+    if (text && *text && **text != lead_text_) {
+      if (auto lead = record_from_text<LeadRecord>(**text)) {
+        lead_text_ = **text;
+        lead_changed_ = Clock::now();
+        // What this part has heard by itself is newer.
+        const bool newer =
+            decision_.verdict == Verdict::kNone ||
+            (decision_.verdict == Verdict::kStill && is_last(lead->decision.verdict));
+        if (newer) decision_ = lead->decision;
+        lead_ = std::move(*lead);
+        if (lead_.complete && !find_index()) lead_.complete = false;
+      }
+    }
+    if (is_last(decision_.verdict)) return;
+    if (Clock::now() - lead_changed_ > options_.silence) {
+      want(silent(lead_.leader.empty() ? "that leads" : shortened(lead_.leader, kMostName),
+                  options_.silence));
+    }
+    look_at_clock();
+  }
+
+  // This part's place in the roster.
+  bool find_index() {
+    if (has_index_) return true;
+    const auto text = directory_.read(kRoster, kMostRosterBytes);
+    const auto roster =
+        text && *text ? record_from_text<GroupRoster>(**text) : std::optional<GroupRoster>();
+    if (!roster) {
+      lead_text_.clear();  // looked at again
+      return false;
+    }
+    const auto found = std::find(roster->names.begin(), roster->names.end(), options_.name);
+    index_ = static_cast<std::size_t>(found - roster->names.begin());
+    has_index_ = found != roster->names.end();
+    if (!has_index_) {
+      const std::lock_guard lock(mutex_);
+      refused_ = {ErrorCode::kUsage,
+                  fmt::format("the group in {} is complete without part {}", directory_.path(),
+                              options_.name),
+                  "give all parts the same number (--parts), and start as many"};
+    }
+    return has_index_;
+  }
+
+  // The deadlines, as this part knows them.
+  void look_at_clock() {
+    if (options_.timeout.count() == 0 || is_last(decision_.verdict)) return;
+    if (!lead_.complete && (is_late_ || since(start_) > options_.timeout)) {
+      const auto names = directory_.names();
+      std::vector<std::string> there;
+      for (const std::string& name : names ? *names : std::vector<std::string>())
+        if (name.starts_with(kPartPrefix))
+          there.push_back(printable(name.substr(kPartPrefix.size())));
+      std::sort(there.begin(), there.end());
+      std::vector<std::string> busy;
+      for (const auto& [name, seen] : seen_)
+        if (seen.is_there && seen.record.stage == PartStage::kComing) busy.push_back(name);
+      want({ErrorCode::kTimeout,
+            there.size() < options_.parts
+                ? fmt::format("{} of {} parts have come within {} ms: {}", there.size(),
+                              options_.parts, options_.timeout.count(), listed(there, ", "))
+                : fmt::format("not all parts were ready within {} ms: {}", options_.timeout.count(),
+                              listed(busy.empty() ? there : busy, ", ")),
+            "see why the others did not come, or give them more time (--timeout)"});
+    }
+    const bool rests = agrees() && decision_.verdict == Verdict::kNone && lead_.complete;
+    const auto limit = options_.timeout + (leads_ ? milliseconds(0) : kGrace);
+    if (!rests || complete_at_ == Clock::time_point() || Clock::now() - complete_at_ <= limit)
+      return;
+    std::vector<std::string> late;
+    for (const auto& [name, seen] : seen_)
+      if (!seen.was_held) late.push_back(name);
+    want({ErrorCode::kTimeout,
+          fmt::format("the GPU work of part {} did not come to rest within {} ms",
+                      late.empty() ? std::string("that leads, or another,") : listed(late, ", "),
+                      options_.timeout.count()),
+          "give it more time (--timeout), or try when fewer kernels are in flight"});
+  }
+
+  // The thread itself wants the group to be given up.
+  void want(Error why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (refused_) return;
+      if (!asked_) {
+        asked_ = why;
+        asked_at_ = Clock::now();
+      }
+    }
+    decide_against(why);
+  }
+
+  // --- Of the part that leads.
+
+  void lead() {
+    const auto before = record_to_text(lead_);
+    if (!is_last(decision_.verdict)) look_at_parts();
+    if (!is_last(decision_.verdict)) look_at_clock();
+    lead_.decision = decision_;
+    if (record_to_text(lead_) == before && Clock::now() - lead_told_ < kBeat) return;
+    ++lead_.beat;
+    if (directory_.write(kLead, record_to_text(lead_))) lead_told_ = Clock::now();
+  }
+
+  void look_at_parts() {
+    if (!lead_.complete) find_parts();
+    for (auto& [name, seen] : seen_)
+      look_at(name, seen);
+    if (is_last(decision_.verdict)) return;
+    if (!lead_.complete) {
+      complete_roster();
+    } else if (!agrees() || decision_.verdict == Verdict::kStill) {
+      look_for_end();
+    } else {
+      look_for_rest();
+    }
+  }
+
+  void find_parts() {
+    const auto names = directory_.names();
+    if (!names) return;
+    for (const std::string& file : *names) {
+      const std::string name =
+          file.starts_with(kPartPrefix) ? file.substr(kPartPrefix.size()) : std::string();
+      if (is_part_name(name) && seen_.size() <= options_.parts) seen_.try_emplace(name);
+    }
+    if (seen_.size() <= options_.parts) return;
+    std::vector<std::string> all;
+    for (const auto& [name, seen] : seen_)
+      all.push_back(name);
+    want({ErrorCode::kUsage,
+          fmt::format("more than {} parts have come: {}", options_.parts, listed(all, ", ")),
+          "give all parts the same number (--parts), and start as many"});
+  }
+
+  void look_at(const std::string& name, Seen& seen) {
+    const auto text = directory_.read(part_file(name), kMostPartBytes);
+    if (text && *text && **text != seen.text) {
+      if (auto record = record_from_text<PartRecord>(**text)) {
+        seen.record = std::move(*record);
+        seen.text = **text;
+        seen.changed = Clock::now();
+        seen.is_there = true;
+      }
+    }
+    if (is_last(decision_.verdict)) return;
+    const PartRecord& record = seen.record;
+    if (seen.is_there &&
+        (record.parts != options_.parts || record.operation != options_.operation)) {
+      return want({ErrorCode::kUsage,
+                   fmt::format("part {} is one of {} of a {}, and part {} one of {} of a {}", name,
+                               record.parts, printable(record.operation), options_.name,
+                               options_.parts, options_.operation),
+                   "give all parts the same verb, and the same number (--parts)"});
+    }
+    if (!agrees()) return;
+    if (record.stage == PartStage::kFailed && name != options_.name) return pass_on(name, record);
+    if (Clock::now() - seen.changed > options_.silence) want(silent(name, options_.silence));
+  }
+
+  // It may have died before it could decide.
+  void pass_on(const std::string& name, const PartRecord& record) {
+    GroupDecision decision{Verdict::kGoOn, name, record.code, record.why};
+    if (decision_.verdict != Verdict::kStill) make(kRest, decision);
+    if (decision_.verdict != Verdict::kStill) return;
+    decision.verdict = Verdict::kBack;
+    make(kOutcome, decision);
+  }
+
+  void complete_roster() {
+    const bool all = seen_.size() == options_.parts &&
+                     std::all_of(seen_.begin(), seen_.end(), [this](const auto& one) {
+                       return one.second.is_there &&
+                              (!agrees() || one.second.record.stage != PartStage::kComing);
+                     });
+    if (!all) return;
+    GroupRoster roster;
+    for (const auto& [name, seen] : seen_)
+      roster.names.push_back(name);
+    if (!directory_.write(kRoster, record_to_text(roster))) return;
+    lead_.complete = true;
+    lead_.asked.assign(seen_.size(), 0);
+    slice_end_ = Clock::now() + slice_;
+    quiet_since_ = Clock::now();
+    (void)find_index();
+  }
+
+  void look_for_rest() {
+    std::size_t held = 0;
+    std::size_t i = 0;
+    for (auto& [name, seen] : seen_) {
+      const std::uint64_t asked = lead_.asked[i++];
+      const bool is_held = seen.record.stage == PartStage::kHeld && seen.record.round >= asked;
+      if (is_held) ++held;
+      if (is_held && !seen.was_held) {
+        quiet_since_ = Clock::now();
+        others_came_ = others_came_ || asked != round_;
+      }
+      seen.was_held = is_held;
+    }
+    if (held == seen_.size()) return make(kRest, {Verdict::kStill, options_.name, {}, {}});
+    const auto now = Clock::now();
+    if (now >= slice_end_) {
+      slice_ = std::min(slice_ * 2, kLongestGroupSlice);
+      slice_end_ = now + slice_;
+      wait_ = kFirstWait;
+      lead_.moment = kFirstGroupMoment;
+    }
+    if (held == 0 || now - quiet_since_ < wait_ || now >= slice_end_ - slice_ / 2) return;
+    wait_ = others_came_ ? kFirstWait : wait_ + wait_ / 2;
+    if (round_ == 0 || others_came_)
+      lead_.moment = kFirstGroupMoment;
+    else
+      lead_.moment = std::min(lead_.moment * 2, kLongestGroupMoment);
+    others_came_ = false;
+    ++round_;
+    quiet_since_ = now;
+    i = 0;
+    for (auto& [name, seen] : seen_) {
+      if (std::exchange(seen.was_held, false)) lead_.asked[i] = round_;
+      ++i;
+    }
+  }
+
+  // All have done it; or, where that needs no agreement, those that can.
+  void look_for_end() {
+    std::vector<std::string> not_done;
+    for (const auto& [name, seen] : seen_) {
+      if (seen.record.stage == PartStage::kDone) continue;
+      const bool failed = seen.record.stage == PartStage::kFailed;
+      const bool gone = Clock::now() - seen.changed > options_.silence;
+      if (!failed && !gone) return;
+      not_done.push_back(
+          fmt::format("part {} {}", name,
+                      failed ? "failed: " + printable(seen.record.why)
+                             : fmt::format("says nothing for {} ms", options_.silence.count())));
+    }
+    if (not_done.empty()) return make(kOutcome, {Verdict::kDone, options_.name, {}, {}});
+    make(kOutcome,
+         {Verdict::kPartly, options_.name, std::string(error_code_name(ErrorCode::kTimeout)),
+          shortened(listed(not_done), kMostWhy)});
+  }
+
+  // If all that came have heard what was decided, the directory is used no more.
+  void clear() {
+    const auto names = directory_.names();
+    if (!names) return;
+    std::vector<std::string> files = {kLead, kRoster};
+    for (const std::string& name : *names) {
+      if (!name.starts_with(kPartPrefix)) continue;
+      const auto text = directory_.read(name, kMostPartBytes);
+      const auto record =
+          text && *text ? record_from_text<PartRecord>(**text) : std::optional<PartRecord>();
+      if (!record || !record->left) return;
+      files.push_back(name);
+    }
+    files.insert(files.end(), {kRest, kOutcome});
+    directory_.remove(files);
+  }
+
+  GroupDirectory directory_;
+  const GroupPartOptions options_;
+  const Interrupt& outer_;  // of the caller, which alone looks at it
+  Interrupt stop_;
+  const Clock::time_point start_ = Clock::now();
+
+  mutable std::mutex mutex_;  // of these
+  std::condition_variable to_herald_;
+  std::condition_variable to_caller_;
+  PartRecord own_;
+  bool dirty_ = false;  // to be told at once
+  LeadRecord view_;
+  Clock::time_point complete_at_;
+  Clock::time_point heard_;     // when the thread was last here
+  std::optional<Error> asked_;  // why this part wants all to go on, or back
+  Clock::time_point asked_at_;
+  std::optional<Error> refused_;  // it is none of the group
+  std::uint64_t obeyed_ = 0;
+  std::size_t index_ = 0;  // written before the roster is complete for the caller
+  bool ended_ = false;
+  std::atomic<bool> is_late_ = false;  // the caller's time is over
+
+  // Of the thread.
+  bool leads_ = false;
+  bool has_index_ = false;
+  Clock::time_point told_;
+  Clock::time_point lead_told_;
+  Clock::time_point lead_changed_;
+  std::string lead_text_;
+  LeadRecord lead_;
+  GroupDecision decision_;
+  std::map<std::string, Seen> seen_;
+  std::uint64_t round_ = 0;
+  milliseconds wait_ = kFirstWait;
+  milliseconds slice_ = kFirstGroupSlice;
+  Clock::time_point slice_end_;
+  Clock::time_point quiet_since_;
+  bool others_came_ = false;
+};
+
+Result<std::unique_ptr<GroupPart>> GroupPart::join(GroupDirectory directory,
+                                                   GroupPartOptions options,
+                                                   const Interrupt& interrupt) {
+  auto herald = std::make_shared<Herald>(std::move(directory), std::move(options), interrupt);
+  STASIS_TRY(herald->join());
+  return std::unique_ptr<GroupPart>(new GroupPart(std::move(herald)));
+}
+
+GroupPart::~GroupPart() { herald_->leave(); }
+
+const Interrupt& GroupPart::interrupt() const { return herald_->interrupt(); }
+Result<void> GroupPart::wait_for_all() { return herald_->enter(PartStage::kReady); }
+milliseconds GroupPart::left() const { return herald_->left(); }
+Result<std::optional<microseconds>> GroupPart::at_rest() { return herald_->at_rest(); }
+bool GroupPart::is_at_rest() const { return herald_->is_at_rest(); }
+Result<void> GroupPart::finish() { return herald_->enter(PartStage::kDone); }
+Error GroupPart::give_up(Error why) { return herald_->give_up(std::move(why)); }
+
+}  // namespace stasis

@@ -1,0 +1,79 @@
+// A tool's part in an operation on a job of several nodes: each node's tool acts on its own tree,
+// and they agree through files of one directory (docs/adr/0058-jobs-of-several-nodes.md).
+//
+// One part leads: it reads what all say, lets those go on for a moment that stand still, as a round
+// of one node does (quiesce_round.h), and says what is decided. A decision is a file that only one
+// can make, so a part that hears nothing can decide by itself, and all obey the one that was first.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/interrupt.h"
+#include "base/result.h"
+#include "checkpoint/group_directory.h"
+
+namespace stasis {
+
+inline constexpr std::uint32_t kMostParts = 1024;
+
+// Letters, digits, '.', '_' and '-', 64 at most.
+bool is_part_name(const std::string& name);
+// Of this host and process.
+std::string default_part_name();
+
+struct GroupPartOptions {
+  std::string operation;  // "suspend", "resume"
+  std::uint32_t parts = 1;
+  std::string name;
+  // Until all have come, and again until all stand still; zero: no deadline.
+  std::chrono::milliseconds timeout{10000};
+  // After which a part of which nothing is heard is given up.
+  std::chrono::milliseconds silence{10000};
+};
+
+// A thread of its own tells the others that this part lives, and hears them; it never holds the
+// caller up, whatever becomes of the file system. One thread at a time calls.
+class GroupPart {
+ public:
+  // Where the directory was used by an operation that is ending, waits for that. kBusy if it does
+  // not end, or another part has that name; kInterrupted; kUsage; what GroupDirectory says.
+  // `interrupt` must outlive the part.
+  static Result<std::unique_ptr<GroupPart>> join(GroupDirectory directory, GroupPartOptions options,
+                                                 const Interrupt& interrupt);
+  GroupPart(const GroupPart&) = delete;
+  GroupPart& operator=(const GroupPart&) = delete;
+  // Says that this part has heard what was decided; the last one removes the directory.
+  ~GroupPart();
+
+  // Asks to stop also when the group has decided that all go on.
+  const Interrupt& interrupt() const;
+
+  // Waits until all have come here; the programs run. Its errors, and those of the calls below, are
+  // the group's: what a part has failed of, with its name; kTimeout.
+  Result<void> wait_for_all();
+  // For the local processes, until the deadline; zero: none. At least a millisecond otherwise.
+  std::chrono::milliseconds left() const;
+  // Called with all local processes quiesced: waits until all parts are. Nothing: it is decided,
+  // and they stay so. A time: let them go on for so long, quiesce them and call again. Others wait
+  // for these.
+  Result<std::optional<std::chrono::microseconds>> at_rest();
+  bool is_at_rest() const;
+  // Called when the local part is done: waits until all are, or it is decided that all go back.
+  Result<void> finish();
+  // This part has failed, and tells the others, before it is rolled back. The error to report: if
+  // it is only what another part's failure has come to, that.
+  Error give_up(Error why);
+
+ private:
+  class Herald;
+  explicit GroupPart(std::shared_ptr<Herald> herald) : herald_(std::move(herald)) {}
+
+  std::shared_ptr<Herald> herald_;  // its thread's, too
+};
+
+}  // namespace stasis

@@ -1,0 +1,413 @@
+#include "checkpoint/group_part.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/threads.h"
+#include "base/units.h"
+
+namespace stasis {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using testing::AnyOf;
+using testing::Eq;
+using testing::HasSubstr;
+
+class GroupPartTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/stasis-group-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string path() const { return root_ / "group"; }
+
+  GroupPartOptions options(std::uint32_t parts, const std::string& name) const {
+    GroupPartOptions out;
+    out.operation = "suspend";
+    out.parts = parts;
+    out.name = name;
+    out.timeout = timeout_;
+    out.silence = silence_;
+    return out;
+  }
+  Result<std::unique_ptr<GroupPart>> join(const GroupPartOptions& options) {
+    STASIS_TRY_ASSIGN(auto directory, GroupDirectory::open(path()));
+    return GroupPart::join(std::move(directory), options, interrupt_);
+  }
+
+  // What has become of a part: nothing is suspended, or all is.
+  struct End {
+    bool done = false;
+    std::string message;
+    ErrorCode code{};
+  };
+  enum class Step { kJoined, kReady, kRest, kDone };
+  // A stub for the local part, and what goes wrong with it.
+  struct Local {
+    std::function<void(Step)> before;
+    std::function<Result<void>(Step)> fails;
+  };
+  static End ended(GroupPart& part, Error why) {
+    const Error told = part.give_up(std::move(why));
+    return {false, told.to_string(), told.code};
+  }
+  End run(const std::string& name, std::uint32_t parts) { return run(name, parts, Local()); }
+  End run(const std::string& name, std::uint32_t parts, const Local& local) {
+    auto joined = join(options(parts, name));
+    if (!joined) return {false, joined.error().to_string(), joined.error().code};
+    GroupPart& part = **joined;
+    const auto step = [&](Step which) {
+      if (local.before) local.before(which);
+      return local.fails ? local.fails(which) : Result<void>();
+    };
+    auto done = step(Step::kJoined);
+    if (done) done = part.wait_for_all();
+    if (done) done = step(Step::kReady);
+    for (bool rests = false; done && !rests;) {
+      auto moment = part.at_rest();
+      if (!moment)
+        done = fail(std::move(moment.error()));
+      else if (*moment)
+        std::this_thread::sleep_for(**moment);
+      else
+        rests = true;
+    }
+    if (done) done = step(Step::kRest);
+    if (done) done = part.finish();
+    if (done) return {true, {}, {}};
+    return ended(part, std::move(done.error()));
+  }
+  // That many parts at once, of which some are not as the others.
+  std::vector<End> run_all(std::uint32_t parts) { return run_all(parts, {}); }
+  std::vector<End> run_all(std::uint32_t parts, const std::map<std::size_t, Local>& odd) {
+    std::vector<End> out(parts);
+    at_once(parts, [&](std::size_t i) {
+      const auto found = odd.find(i);
+      out[i] = run(fmt::format("node{}", i), parts, found == odd.end() ? Local() : found->second);
+    });
+    return out;
+  }
+  static Result<void> broken() { return fail(ErrorCode::kOutOfHostMemory, "no room"); }
+
+  milliseconds timeout_{20000};
+  milliseconds silence_{10000};
+  fs::path root_;
+  Interrupt interrupt_;
+};
+
+TEST_F(GroupPartTest, ManyPartsAgreeAgainAndAgainInOneDirectory) {
+  for (int i = 0; i < 10; ++i) {
+    for (const End& end : run_all(4))
+      EXPECT_TRUE(end.done) << end.message;
+    EXPECT_FALSE(fs::exists(path())) << "the last part removes it";
+  }
+}
+
+TEST_F(GroupPartTest, OnePartIsAGroup) { EXPECT_TRUE(run("alone", 1).done); }
+
+TEST_F(GroupPartTest, APartThatFailsAtAnyStepBringsAllBackAndIsNamed) {
+  timeout_ = milliseconds(2000);
+  for (const Step at : {Step::kJoined, Step::kReady, Step::kRest}) {
+    for (const std::size_t who : {0U, 1U, 2U}) {
+      Local local;
+      local.fails = [at](Step step) { return step == at ? broken() : Result<void>(); };
+      const auto ends = run_all(3, {{who, local}});
+      for (std::size_t i = 0; i < ends.size(); ++i) {
+        EXPECT_FALSE(ends[i].done);
+        // The others had gone before this one came, and left nothing.
+        if (at == Step::kJoined && ends[i].code == ErrorCode::kTimeout) {
+          EXPECT_THAT(ends[i].message, HasSubstr("of 3 parts have come"));
+          continue;
+        }
+        EXPECT_EQ(ends[i].code, ErrorCode::kOutOfHostMemory);
+        EXPECT_THAT(ends[i].message, HasSubstr("no room"));
+        if (i != who) EXPECT_THAT(ends[i].message, HasSubstr(fmt::format("part node{}", who)));
+      }
+      EXPECT_FALSE(fs::exists(path()));
+    }
+  }
+}
+
+TEST_F(GroupPartTest, WithoutOnePartAllGoOnInTimeAndSayWhoCame) {
+  timeout_ = milliseconds(300);
+  const auto start = Clock::now();
+  std::vector<End> ends(2);
+  at_once(2, [&](std::size_t i) { ends[i] = run(fmt::format("node{}", i), 3); });
+  EXPECT_LT(since(start), std::chrono::seconds(5));
+  for (const End& end : ends) {
+    EXPECT_FALSE(end.done);
+    EXPECT_EQ(end.code, ErrorCode::kTimeout);
+    EXPECT_THAT(end.message, HasSubstr("2 of 3 parts have come within 300 ms: node0, node1"));
+  }
+}
+
+TEST_F(GroupPartTest, OneThatDoesNotComeToRestIsNamedAndAllGoOn) {
+  timeout_ = milliseconds(500);
+  Local slow;
+  slow.before = [](Step step) {
+    if (step == Step::kReady) std::this_thread::sleep_for(std::chrono::seconds(2));
+  };
+  for (const std::size_t who : {0U, 1U, 2U}) {
+    for (const End& end : run_all(3, {{who, slow}})) {
+      EXPECT_FALSE(end.done);
+      EXPECT_EQ(end.code, ErrorCode::kTimeout);
+      EXPECT_THAT(end.message, HasSubstr("did not come to rest within 500 ms"));
+    }
+  }
+}
+
+TEST_F(GroupPartTest, OneThatIsSlowAtAnyStepIsWaitedFor) {
+  for (const Step at : {Step::kJoined, Step::kReady, Step::kRest}) {
+    Local slow;
+    slow.before = [at](Step step) {
+      if (step == at) std::this_thread::sleep_for(milliseconds(700));
+    };
+    for (const End& end : run_all(3, {{1, slow}}))
+      EXPECT_TRUE(end.done) << end.message;
+  }
+}
+
+TEST_F(GroupPartTest, OneThatIsInterruptedTellsTheOthers) {
+  Local asks;
+  asks.before = [this](Step step) {
+    if (step == Step::kReady) interrupt_.request(SIGTERM);
+  };
+  // All have the same interrupt here; none may stay.
+  for (const End& end : run_all(3, {{2, asks}})) {
+    EXPECT_FALSE(end.done);
+    EXPECT_THAT(end.code, AnyOf(Eq(ErrorCode::kInterrupted), Eq(ErrorCode::kTimeout)));
+  }
+}
+
+// A part of a process of its own, which is stopped for good at a step: its files do not change any
+// more, as when it was killed or its node cut off.
+TEST_F(GroupPartTest, OneThatIsKilledAtAnyStepIsNamedAndAllGoBack) {
+  silence_ = milliseconds(1000);
+  for (const bool first : {true, false}) {
+    for (const Step at : {Step::kJoined, Step::kReady, Step::kRest}) {
+      const auto dies = [&] {
+        Local local;
+        local.before = [at](Step step) {
+          if (step == at) ::kill(::getpid(), SIGKILL);
+        };
+        const pid_t child = ::fork();
+        if (child == 0) {
+          (void)run("killed", 3, local);
+          ::_exit(1);
+        }
+        return child;
+      };
+      pid_t child = 0;
+      std::vector<End> ends(2);
+      // It leads if it is the first.
+      if (first) {
+        child = dies();
+        while (!fs::exists(fs::path(path()) / "lead"))
+          std::this_thread::sleep_for(milliseconds(1));
+      }
+      std::jthread later([&] {
+        if (first) return;
+        while (!fs::exists(fs::path(path()) / "lead"))
+          std::this_thread::sleep_for(milliseconds(1));
+        child = dies();
+      });
+      at_once(2, [&](std::size_t i) { ends[i] = run(fmt::format("node{}", i), 3); });
+      later.join();
+      for (const End& end : ends) {
+        EXPECT_FALSE(end.done);
+        EXPECT_EQ(end.code, ErrorCode::kTimeout) << end.message;
+        EXPECT_THAT(end.message, HasSubstr("nothing was heard of part killed for 1000 ms"));
+      }
+      ::kill(child, SIGKILL);
+      fs::remove_all(path());
+    }
+  }
+}
+
+TEST_F(GroupPartTest, WhereTheDirectoryIsGoneAllGoBack) {
+  silence_ = milliseconds(500);
+  Local removes;
+  removes.before = [this](Step step) {
+    if (step == Step::kRest) fs::remove_all(path());
+  };
+  for (const End& end : run_all(3, {{1, removes}})) {
+    EXPECT_FALSE(end.done);
+    EXPECT_EQ(end.code, ErrorCode::kTimeout);
+    EXPECT_THAT(end.message, HasSubstr("the other parts could not be told"));
+  }
+}
+
+TEST_F(GroupPartTest, WhatThePartsDisagreeAboutIsRefused) {
+  std::vector<End> ends(2);
+  at_once(2, [&](std::size_t i) { ends[i] = run(fmt::format("node{}", i), i == 0 ? 2 : 3); });
+  for (const End& end : ends) {
+    EXPECT_FALSE(end.done);
+    EXPECT_EQ(end.code, ErrorCode::kUsage) << end.message;
+  }
+}
+
+TEST_F(GroupPartTest, OneMoreThanThereAreHurtsNoOther) {
+  Local slow;
+  std::atomic<bool> may = false;
+  slow.before = [&](Step step) {
+    while (step == Step::kRest && !may)
+      std::this_thread::sleep_for(milliseconds(1));
+  };
+  std::vector<End> ends(2);
+  at_once(
+      2, [&](std::size_t i) { ends[i] = run(fmt::format("node{}", i), 2, slow); },
+      [&] {
+        while (!fs::exists(fs::path(path()) / "roster"))
+          std::this_thread::sleep_for(milliseconds(1));
+        timeout_ = milliseconds(300);
+        const End end = run("late", 2);
+        EXPECT_FALSE(end.done);
+        EXPECT_THAT(end.code, AnyOf(Eq(ErrorCode::kUsage), Eq(ErrorCode::kBusy))) << end.message;
+        may = true;
+      });
+  for (const End& end : ends)
+    EXPECT_TRUE(end.done) << end.message;
+}
+
+TEST_F(GroupPartTest, TheSecondOfANameIsRefused) {
+  timeout_ = milliseconds(300);
+  std::vector<End> ends(2);
+  at_once(2, [&](std::size_t i) { ends[i] = run("same", 2); });
+  EXPECT_FALSE(ends[0].done || ends[1].done);
+  EXPECT_TRUE(ends[0].code == ErrorCode::kBusy || ends[1].code == ErrorCode::kBusy)
+      << ends[0].message << ends[1].message;
+}
+
+// --- The directory
+
+TEST_F(GroupPartTest, ADirectoryThatOthersMayWriteToIsRefused) {
+  fs::create_directory(path());
+  ::chmod(path().c_str(), 0777);
+  const auto opened = GroupDirectory::open(path());
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kNotPermitted);
+  fs::remove(path());
+  fs::create_directory(root_ / "there");
+  fs::create_symlink("there", path());
+  EXPECT_FALSE(GroupDirectory::open(path())) << "a link is not followed";
+}
+
+TEST_F(GroupPartTest, ForgedFilesAreNeitherFollowedNorBelieved) {
+  fs::create_directory(path());
+  fs::permissions(path(), fs::perms::owner_all);
+  auto directory = GroupDirectory::open(path());
+  ASSERT_TRUE(directory);
+  fs::create_symlink("/etc/passwd", fs::path(path()) / "link");
+  EXPECT_FALSE(directory->read("link", 1 << 20));
+  ASSERT_EQ(::mkfifo((fs::path(path()) / "fifo").c_str(), 0600), 0);
+  EXPECT_FALSE(directory->read("fifo", 1 << 20));
+  std::ofstream(fs::path(path()) / "large") << std::string(5000, 'x');
+  EXPECT_FALSE(directory->read("large", 4096));
+  const auto none = directory->read("none", 4096);
+  ASSERT_TRUE(none);
+  EXPECT_FALSE(*none);
+  // A lead and parts that are no records: the group does not come together, and none is harmed.
+  timeout_ = milliseconds(500);
+  silence_ = milliseconds(300);
+  for (const char* text : {"", "{", "[]", R"({"leader":"x","beat":-1})", R"({"leader":""})"}) {
+    std::ofstream(fs::path(path()) / "lead") << text;
+    std::ofstream(fs::path(path()) / "part.x") << text;
+    const End end = run("node0", 2);
+    EXPECT_FALSE(end.done);
+    EXPECT_EQ(end.code, ErrorCode::kTimeout) << end.message;
+    fs::remove(fs::path(path()) / "rest");
+    fs::remove(fs::path(path()) / "part.node0");
+  }
+}
+
+TEST_F(GroupPartTest, WhatElseIsInTheDirectoryStays) {
+  fs::create_directory(path());
+  fs::permissions(path(), fs::perms::owner_all);
+  std::ofstream(fs::path(path()) / "mine") << "kept";
+  for (const End& end : run_all(2))
+    EXPECT_TRUE(end.done) << end.message;
+  EXPECT_TRUE(fs::exists(fs::path(path()) / "mine"));
+  EXPECT_FALSE(fs::exists(fs::path(path()) / "lead"));
+}
+
+TEST_F(GroupPartTest, OneOfAllWhoClaimAtOnceSucceeds) {
+  auto directory = GroupDirectory::open(path());
+  ASSERT_TRUE(directory);
+  std::atomic<int> won = 0;
+  at_once(16, [&](std::size_t i) {
+    const auto claimed = directory->claim("it", std::to_string(i), std::to_string(i));
+    if (claimed && *claimed) ++won;
+  });
+  EXPECT_EQ(won, 1);
+}
+
+TEST_F(GroupPartTest, NamesOfParts) {
+  EXPECT_TRUE(is_part_name(default_part_name()));
+  for (const char* good : {"a", "node-1.example_org"})
+    EXPECT_TRUE(is_part_name(good));
+  for (const char* bad : {"", "a/b", "..x/", "a b", "\x1b"})
+    EXPECT_FALSE(is_part_name(bad));
+  EXPECT_FALSE(is_part_name(std::string(65, 'a')));
+}
+
+// How long it takes that many parts to agree, all in threads of this process. STASIS_GROUP_PARTS is
+// how many; for the page of results (docs/groups.md).
+TEST_F(GroupPartTest, TimeToAgree) {
+  const char* asked = std::getenv("STASIS_GROUP_PARTS");
+  const std::uint32_t parts = asked != nullptr ? static_cast<std::uint32_t>(std::atoi(asked)) : 8;
+  timeout_ = milliseconds(0);
+  silence_ = milliseconds(60000);
+  std::atomic<Clock::rep> last_ready = 0;
+  std::atomic<Clock::rep> last_rest = 0;
+  std::atomic<Clock::rep> first_ready = std::numeric_limits<Clock::rep>::max();
+  std::vector<End> ends(parts);
+  const auto start = Clock::now();
+  Local local;
+  local.before = [&](Step step) {
+    const auto now = (Clock::now() - start).count();
+    const auto raise = [&](std::atomic<Clock::rep>& to) {
+      for (auto seen = to.load(); seen < now && !to.compare_exchange_weak(seen, now);) {
+      }
+    };
+    if (step == Step::kReady) {
+      raise(last_ready);
+      for (auto seen = first_ready.load();
+           seen > now && !first_ready.compare_exchange_weak(seen, now);) {
+      }
+    }
+    if (step == Step::kRest) raise(last_rest);
+  };
+  at_once(parts, [&](std::size_t i) { ends[i] = run(fmt::format("node{}", i), parts, local); });
+  for (const End& end : ends)
+    ASSERT_TRUE(end.done) << end.message;
+  const auto ms = [](Clock::rep ticks) {
+    return std::chrono::duration<double, std::milli>(Clock::duration(ticks)).count();
+  };
+  fmt::print(
+      "{} parts: all ready {:.0f} ms, at rest {:.0f} ms later ({:.0f} after the first), all "
+      "of it {:.0f} ms\n",
+      parts, ms(last_ready), ms(last_rest) - ms(last_ready), ms(last_rest) - ms(first_ready),
+      ms((Clock::now() - start).count()));
+}
+
+}  // namespace
+}  // namespace stasis

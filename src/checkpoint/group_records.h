@@ -1,0 +1,110 @@
+// What the parts of a group write for one another, a file each. They are read as what another user
+// may have forged: within bounds, and for nothing but to stop the group or let it go on. Private to
+// src/checkpoint.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json_record.h"
+#include "checkpoint/group_part.h"
+
+namespace stasis {
+
+inline constexpr std::size_t kMostWhy = 400;
+inline constexpr std::size_t kMostPartBytes = 4096;
+inline constexpr std::size_t kMostLeadBytes = 64 << 10;     // a number for each part
+inline constexpr std::size_t kMostRosterBytes = 128 << 10;  // a name for each part
+
+template <class Enum, std::size_t count>
+std::optional<Enum> enum_from_name(const std::array<std::string_view, count>& names,
+                                   std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<Enum>(found - names.begin());
+}
+
+enum class PartStage { kComing, kReady, kHeld, kDone, kFailed };
+inline constexpr std::array<std::string_view, 5> kPartStages = {"coming", "ready", "held", "done",
+                                                                "failed"};
+enum class Verdict {
+  kNone,
+  kStill,   // all stand still: on to what takes long
+  kGoOn,    // before that: all run
+  kDone,    // all have done what was asked for
+  kBack,    // after kStill: all go back
+  kPartly,  // what needs no agreement was not done by all
+};
+inline constexpr std::array<std::string_view, 6> kVerdicts = {"",     "still", "go-on",
+                                                              "done", "back",  "partly"};
+
+struct GroupDecision {
+  Verdict verdict = Verdict::kNone;
+  std::string by;    // the part that has decided
+  std::string code;  // of an error; empty: none
+  std::string why;
+};
+void fields(auto& io, Described<GroupDecision> auto& decision) {
+  io.named(
+      "verdict", decision.verdict, [](Verdict v) { return kVerdicts[static_cast<std::size_t>(v)]; },
+      [](std::string_view name) { return enum_from_name<Verdict>(kVerdicts, name); });
+  io("by", decision.by, Items{0, 64});
+  io("code", decision.code, Items{0, 64});
+  io("why", decision.why, Items{0, 4 * kMostWhy});
+}
+
+struct PartRecord {
+  std::string operation;
+  std::uint32_t parts = 0;
+  PartStage stage = PartStage::kComing;
+  std::uint64_t round = 0;  // held: since it was last let go on by this round
+  std::uint64_t beat = 0;   // grows as long as it lives
+  bool left = false;        // it has heard what was decided
+  std::string code;         // failed: of what
+  std::string why;
+};
+void fields(auto& io, Described<PartRecord> auto& part) {
+  io("operation", part.operation, Items{0, 32});
+  io("parts", part.parts, Within{1, kMostParts});
+  io.named(
+      "stage", part.stage, [](PartStage s) { return kPartStages[static_cast<std::size_t>(s)]; },
+      [](std::string_view name) { return enum_from_name<PartStage>(kPartStages, name); });
+  io("round", part.round);
+  io("beat", part.beat);
+  io("left", part.left);
+  io("code", part.code, Items{0, 64});
+  io("why", part.why, Items{0, 4 * kMostWhy});
+}
+
+struct LeadRecord {
+  std::string leader;
+  std::uint64_t beat = 0;
+  bool complete = false;  // all have come, and the roster stands
+  // The round that each part, by the roster, was last let go on by; empty: none was.
+  std::vector<std::uint64_t> asked;
+  std::chrono::microseconds moment{0};  // for so long
+  GroupDecision decision;
+};
+void fields(auto& io, Described<LeadRecord> auto& lead) {
+  io("leader", lead.leader, Items{1, 64});
+  io("beat", lead.beat);
+  io("complete", lead.complete);
+  io("asked", lead.asked, Items{0, kMostParts});
+  io("moment_us", lead.moment, Within{0, 1'000'000});
+  io("decision", lead.decision);
+}
+
+struct GroupRoster {
+  std::vector<std::string> names;
+};
+void fields(auto& io, Described<GroupRoster> auto& roster) {
+  io("names", roster.names, Items{1, kMostParts});
+}
+
+}  // namespace stasis
