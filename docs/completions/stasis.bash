@@ -37,6 +37,9 @@ _stasis() {
     suspend:-t|suspend:--timeout) :; return ;;
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     suspend:--watch) :; return ;;
+    suspend:--group) :; return ;;
+    suspend:--parts) :; return ;;
+    suspend:--part) :; return ;;
     suspend:--driver-timeout) :; return ;;
     suspend:--trace) :; return ;;
     suspend:--metrics) :; return ;;
@@ -44,6 +47,9 @@ _stasis() {
     resume:-d|resume:--device-map) :; return ;;
     resume:-D|resume:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     resume:-t|resume:--timeout) :; return ;;
+    resume:--group) :; return ;;
+    resume:--parts) :; return ;;
+    resume:--part) :; return ;;
     resume:--driver-timeout) :; return ;;
     resume:--trace) :; return ;;
     resume:--metrics) :; return ;;
@@ -120,8 +126,8 @@ _stasis() {
     run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet --log-json -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --trace --metrics' ;;
     attach) words='-h --help -t --timeout --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet --log-json' ;;
-    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
-    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --group --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --group --parts --part --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     swap) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
     restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd --map-address -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/group.h"
 #include "cli/target.h"
 #include "cli/ticker.h"
 #include "cli/verbs.h"
@@ -14,6 +15,7 @@ Verb add_resume(CLI::App& app) {
     std::optional<std::string> device_map;
     std::string images_dir;
     std::chrono::milliseconds limit{0};
+    GroupOptions group;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command =
@@ -27,6 +29,7 @@ Verb add_resume(CLI::App& app) {
       ->type_name("DIR");
   add_time_limit(*command, options->limit,
                  "it is left suspended, unless its memory is on the way back");
+  options->group.add_to(*command);
   return {command, [options](Context& context) -> Result<int> {
             ResumeOptions resume_options;
             resume_options.images_dir = options->images_dir;
@@ -35,9 +38,16 @@ Verb add_resume(CLI::App& app) {
               resume_options.gpu_map = std::move(map);
             }
             context.interrupt.set_time_limit(options->limit);
+            STASIS_TRY(options->group.open());
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
             const Ticker ticker(context.terminal);
+            // How long the others may take to come, which are waited for afterwards.
+            const auto timeout =
+                options->limit.count() > 0 ? options->limit : GroupPartOptions().timeout;
+            STASIS_TRY_ASSIGN(const auto part,
+                              options->group.join("resume", timeout, context.interrupt));
+            resume_options.part = part.get();
             STASIS_TRY_ASSIGN(auto report, resume(context.environment(*driver), options->target.pid,
                                                   resume_options));
             if (!report.was_so) context.figures = figures_of(report);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/group.h"
 #include "cli/target.h"
 #include "cli/ticker.h"
 #include "cli/verbs.h"
@@ -13,6 +14,7 @@ Verb add_suspend(CLI::App& app) {
     Target target;
     SuspendOptions suspend;
     AttachFirst attach;
+    GroupOptions group;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
@@ -21,15 +23,22 @@ Verb add_suspend(CLI::App& app) {
   add_timeout(*command, options->suspend.timeout);
   add_path(*command, options->suspend.path);
   add_attach_first(*command, options->attach);
+  // Which takes seconds, in which the others would wait: `stasis attach` before that does the same.
+  options->group.add_to(*command)->excludes(command->get_option("--attach"));
   command->add_flag("--ignore-obstacles", options->suspend.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory");
   // As older versions called it; `--force` is for what is overwritten.
   command->add_flag("--force", options->suspend.ignore_obstacles)->group("");
   return {command, [options](Context& context) -> Result<int> {
             STASIS_TRY_ASSIGN(options->suspend.attach, options->attach.open(options->suspend.path));
+            STASIS_TRY(options->group.open());
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
             const Ticker ticker(context.terminal);
+            STASIS_TRY_ASSIGN(
+                const auto part,
+                options->group.join("suspend", options->suspend.timeout, context.interrupt));
+            options->suspend.part = part.get();
             STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
                                                    options->target.pid, options->suspend));
             if (!report.was_so) context.figures = figures_of(report);

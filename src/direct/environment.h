@@ -31,6 +31,11 @@ struct Environment {
   // The share of its ring for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
 
+  // The same, stopped by another interrupt.
+  Environment with(const Interrupt& other) const {
+    return {driver, other, progress, note, mover, end_mover, ring_bytes};
+  }
+
   void tell(std::string text) const {
     if (note) note(std::move(text));
   }

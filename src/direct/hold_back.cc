@@ -3,7 +3,10 @@
 #include <deque>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "base/fault_point.h"
+#include "base/threads.h"
 #include "direct/gate_rank.h"
 #include "direct/sharing.h"
 
@@ -11,6 +14,18 @@ namespace stasis {
 
 using direct::AgentClient;
 using direct::AgentCommand;
+
+namespace {
+
+Result<void> open_gates(AgentSet& agents) {
+  for (AgentClient& agent : agents) {
+    auto opened = agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce);
+    if (!opened && agent.pidfd().alive()) return opened;
+  }
+  return {};
+}
+
+}  // namespace
 
 Result<void> hold_back(const Environment& env, Group& group, AgentSet& agents,
                        std::chrono::milliseconds timeout, const Standing& standing) {
@@ -30,15 +45,43 @@ Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& a
     STASIS_TRY(hold_back(env, group, agents, timeout, standing));
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents));
     if (!may_settle(shares) || since(start) >= kHandOver) return {};
-    for (AgentClient& agent : agents) {
-      auto opened = agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce);
-      if (!opened && agent.pidfd().alive()) return opened;
-    }
+    STASIS_TRY(open_gates(agents));
     standing(false);
     group.forget_gates();
     STASIS_TRY(env.interrupt.check());
     std::this_thread::sleep_for(kHandOverPause);
   }
+}
+
+Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& agents,
+                                GroupPart& part, bool settles, const Standing& standing) {
+  STASIS_TRY(part.wait_for_all());
+  for (;;) {
+    STASIS_TRY(settles ? hold_back_settled(env, group, agents, part.left(), standing)
+                       : hold_back(env, group, agents, part.left(), standing));
+    STASIS_TRY_ASSIGN(const auto moment, part.at_rest());
+    if (!moment) return fault(FaultPoint::kPartAtRest);
+    STASIS_TRY(open_gates(agents));
+    group.forget_gates();
+    standing(false);
+    STASIS_TRY(let_locked_go_on(group));
+    std::this_thread::sleep_for(*moment);
+  }
+}
+
+Result<void> let_locked_go_on(Group& group) {
+  auto& members = group.members();
+  std::vector<Result<void>> results(members.size());
+  at_once(members.size(), [&](std::size_t i) {
+    Process& process = members[i].process;
+    if (members[i].initial != CudaState::kRunning || !process.alive()) return;
+    const auto state = process.cuda_state();
+    if (state && *state == CudaState::kLocked) results[i] = process.unlock();
+    if (!results[i] && LockedRank(process).gone()) results[i] = {};
+  });
+  for (auto& result : results)
+    if (!result) return std::move(result);
+  return {};
 }
 
 }  // namespace stasis

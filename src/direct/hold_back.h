@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "checkpoint/group.h"
+#include "checkpoint/group_part.h"
 #include "direct/agent_set.h"
 #include "direct/environment.h"
 
@@ -24,5 +25,13 @@ Result<void> hold_back(const Environment& env, Group& group, AgentSet& agents,
 // PyTorch's has a handle on its way.
 Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& agents,
                                std::chrono::milliseconds timeout, const Standing& standing);
+
+// The same as part of a group of several nodes (`settles` or not, as above): all parts are at rest
+// when it returns without an error. Waits before for those that are not ready.
+Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& agents,
+                                GroupPart& part, bool settles, const Standing& standing);
+
+// Unlocks those that the group has locked; it locks them again. Not while gates are closed.
+Result<void> let_locked_go_on(Group& group);
 
 }  // namespace stasis

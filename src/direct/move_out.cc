@@ -245,9 +245,9 @@ class MoveOut {
         sizes[agent.pid()] = agent.bytes();
       room_for_all = group_.check_host_memory({}, sizes);
     }
-    // For one process: several would be stopped together once more.
-    surveys_ = buffers && agents_.size() == 1 && agents_.bytes() >= survey_from() &&
-               !agents_.have_few_zeros();
+    // For one process: several would be stopped together once more, as would a group.
+    surveys_ = buffers && options_.part == nullptr && agents_.size() == 1 &&
+               agents_.bytes() >= survey_from() && !agents_.have_few_zeros();
     if (!room_for_all && !surveys_) return room_for_all;
     std::map<Pid, std::uint64_t> elsewhere;
     std::map<std::string, std::uint64_t> to_come;
@@ -343,6 +343,10 @@ class MoveOut {
   }
 
   Result<void> hold_back_settled() {
+    if (options_.part != nullptr) {
+      return hold_back_together(env_, group_, agents_, *options_.part, !options_.ignore_obstacles,
+                                standing());
+    }
     return options_.ignore_obstacles
                ? hold_back(env_, group_, agents_, options_.timeout, standing())
                : stasis::hold_back_settled(env_, group_, agents_, options_.timeout, standing());

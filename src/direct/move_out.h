@@ -9,6 +9,7 @@
 
 #include "base/phases.h"
 #include "checkpoint/group.h"
+#include "checkpoint/group_part.h"
 #include "direct/memory_state.h"
 
 namespace stasis {
@@ -27,6 +28,8 @@ struct QuiesceOptions {
   bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
   Retry again = Retry::kNone;        // what the error of the try before had; its reason is told
   std::function<void()> on_quiesced = {};  // as in SuspendOptions
+  // Of a group of several nodes: nothing is copied or evicted before all its parts are at rest.
+  GroupPart* part = nullptr;
 };
 
 // Which processes, by which way and in which order: decided once, before any process is touched.

@@ -34,6 +34,8 @@
 
 namespace stasis {
 
+class GroupPart;
+
 struct ProcessReport {
   Pid pid;
   std::string comm;
@@ -82,6 +84,8 @@ struct SuspendOptions {
   std::function<void()> on_quiesced = {};
   // The agent is brought first to what runs without it; if it cannot be, that is the error.
   std::optional<AttachWay> attach = {};
+  // Of a group of several nodes: all parts are suspended, or none. `timeout` is the group's then.
+  GroupPart* part = nullptr;
 };
 
 // Locks and checkpoints every CUDA process of the tree: their GPU memory is free afterwards. Those
@@ -93,6 +97,9 @@ struct ResumeOptions {
   // The image that has the content of their GPU memory, if it is not where it was, or if the record
   // of that is lost. Empty: it is where it was.
   std::string images_dir;
+  // Of a group of several nodes: an error names the parts that were not resumed, also where this
+  // one was.
+  GroupPart* part = nullptr;
 };
 
 // Restores and unlocks every CUDA process of the tree that is suspended or locked. Fails before it

@@ -2,18 +2,35 @@
 
 #include <algorithm>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/fault_point.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/ranks.h"
 #include "direct/agent_client.h"
+#include "direct/hold_back.h"
 #include "operations/refusals.h"
 
 namespace stasis {
 
 namespace {
+
+// As part of a group of several nodes: where no gates were closed, the locks bring all to rest.
+Result<void> lock_together(const Environment& env, Group& group, const QuiesceOptions& options) {
+  GroupPart& part = *options.part;
+  if (part.is_at_rest()) return group.lock(options.timeout, env.interrupt);
+  STASIS_TRY(part.wait_for_all());
+  for (;;) {
+    STASIS_TRY(group.lock(part.left(), env.interrupt));
+    STASIS_TRY_ASSIGN(const auto moment, part.at_rest());
+    if (!moment) return fault(FaultPoint::kPartAtRest);
+    STASIS_TRY(let_locked_go_on(group));
+    std::this_thread::sleep_for(*moment);
+  }
+}
 
 Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
                           const QuiesceOptions& options, Phases& phases) {
@@ -26,7 +43,8 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
         group.members().begin(), group.members().end(),
         [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
     if (runs && !phases.standing()) phases.stands_still();
-    STASIS_TRY(group.lock(options.timeout, env.interrupt));
+    STASIS_TRY(options.part != nullptr ? lock_together(env, group, options)
+                                       : group.lock(options.timeout, env.interrupt));
     if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
     if (options.on_quiesced) options.on_quiesced();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.

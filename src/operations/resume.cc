@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
 #include "driver/gpu_plan.h"
 #include "operations/leftovers.h"
@@ -100,7 +101,9 @@ Result<TreeStatus> probe(const Environment& env, Pid root) {
   return out;
 }
 
-Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
+namespace {
+
+Result<Report> resume_alone(const Environment& env, Pid root, const ResumeOptions& options) {
   Phases phases;
   std::shared_ptr<ImageContent> named;
   Result<void> known;
@@ -198,6 +201,17 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
   report.was_so = ran && *moved == 0;
   report.phases = phases.take();
   return report;
+}
+
+}  // namespace
+
+Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
+  auto report = resume_alone(env, root, options);
+  if (options.part == nullptr) return report;
+  if (!report) return fail(options.part->give_up(std::move(report.error())));
+  auto others = options.part->finish();
+  if (others) return report;
+  return fail(std::move(others.error()).within(fmt::format("process {} runs", root.value)));
 }
 
 }  // namespace stasis

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "base/fault_point.h"
+#include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
@@ -12,15 +13,23 @@ namespace stasis {
 
 namespace {
 
+// In a group, an operation of this node's alone has failed: the others are told, before this one is
+// rolled back.
+Error told(GroupPart* part, Error why) {
+  return part != nullptr ? part->give_up(std::move(why)) : std::move(why);
+}
+
 // `again`: what the error of the try before says to try.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
                             Retry again, Phases& phases) {
   auto opened = open_group(env, "suspend", root, {});
-  if (!opened) return fail(std::move(opened.error()));
-  STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
+  if (!opened) return fail(told(options.part, std::move(opened.error())));
+  if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear)
+    return fail(told(options.part, std::move(clear.error())));
   Group& group = opened->group;
   STASIS_TRY(refuse_unstoppable(group));
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
+  how.part = options.part;
   how.again = again;
   if (again == Retry::kByDriver) how.path = MemoryPath::kDriver;
   if (options.on_quiesced) {
@@ -33,7 +42,10 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   const auto downtime = phases.downtime();
   if (done) done = verify_states(group, CudaState::kCheckpointed);
   if (done) done = fault(FaultPoint::kSuspendVerified);
+  if (done && options.part != nullptr) done = options.part->finish();
+  if (done && options.part != nullptr) fault_only(FaultPoint::kPartDone);
   if (!done) {
+    done = fail(told(options.part, std::move(done.error())));
     const ErrorCode why = done.error().code;
     Error error = roll_back(env, *opened, std::move(done.error()));
     if (error.code != ErrorCode::kNotRolledBack) phases.runs();
@@ -65,7 +77,8 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
 
 }  // namespace
 
-Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& options) {
+Result<Report> suspend(const Environment& given, Pid root, const SuspendOptions& options) {
+  const Environment env = options.part != nullptr ? given.with(options.part->interrupt()) : given;
   // Of all tries, if there are several: the programs have stood still in each.
   Phases phases;
   if (options.attach) {
@@ -74,7 +87,8 @@ Result<Report> suspend(const Environment& env, Pid root, const SuspendOptions& o
   }
   auto done = suspend_once(env, root, options, Retry::kNone, phases);
   const auto once_more = [&](Retry retry, const char* how) {
-    if (done || done.error().retry != retry) return;
+    // The other parts of a group know of one try.
+    if (done || done.error().retry != retry || options.part != nullptr) return;
     env.tell(how + done.error().to_string());
     done = suspend_once(env, root, options, retry, phases);
   };

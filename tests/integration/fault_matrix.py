@@ -47,6 +47,7 @@ MANY_TIMES = {"content.write": (1, 10), "zeros.dropped": (1, 5)}
 Scenario = collections.namedtuple("Scenario", "name verb begin end agent", defaults=[None, False])
 SCENARIOS = (
     Scenario("suspend", "suspend", None),
+    Scenario("suspend of a group", "suspend", "part.at-rest", "part.done"),
     Scenario("resume", "resume", None),
     Scenario("dump", "dump", None),
     Scenario("restore", "restore", None),
@@ -386,6 +387,10 @@ class Place:
         if not self.pid or not self.lives():
             self.start_target()
         pid = str(self.pid)
+        if name == "suspend of a group":
+            group = os.path.join(self.root, "group")
+            shutil.rmtree(group, ignore_errors=True)
+            return ["suspend", pid, "--group", group, "--parts", "1"]
         if name == "resume":
             self.done("suspend", pid)
         elif name == "dump --base":

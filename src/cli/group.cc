@@ -1,0 +1,56 @@
+#include "cli/group.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace stasis::cli {
+
+CLI::Option* GroupOptions::add_to(CLI::App& command) {
+  CLI::Option* group =
+      command
+          .add_option("--group", path_,
+                      "together with the tools of other nodes, each for its own part of the job: a "
+                      "directory that all see, made by the first that comes and removed by the "
+                      "last")
+          ->type_name("DIR");
+  CLI::Option* parts =
+      command.add_option("--parts", parts_, "with --group: how many tools take part, of all nodes")
+          ->type_name("N")
+          ->check(CLI::Range(std::uint32_t{1}, kMostParts));
+  command.add_option("--part", name_, "with --group: what messages call this part [HOST-PID]")
+      ->type_name("NAME")
+      ->check([](const std::string& name) {
+        return is_part_name(name)
+                   ? std::string()
+                   : fmt::format(
+                         "'{}' is no name of a part; take letters, digits, '.', '_' and "
+                         "'-', 64 at most",
+                         name);
+      })
+      ->needs(group);
+  parts->needs(group);
+  group->needs(parts);
+  return group;
+}
+
+Result<void> GroupOptions::open() {
+  if (path_.empty()) return {};
+  STASIS_TRY_ASSIGN(directory_, GroupDirectory::open(path_));
+  return {};
+}
+
+Result<std::unique_ptr<GroupPart>> GroupOptions::join(const std::string& operation,
+                                                      std::chrono::milliseconds timeout,
+                                                      const Interrupt& interrupt) {
+  if (!directory_) return std::unique_ptr<GroupPart>();
+  GroupPartOptions options;
+  options.operation = operation;
+  options.parts = parts_;
+  options.name = name_.empty() ? default_part_name() : name_;
+  options.timeout = timeout;
+  return GroupPart::join(std::move(*std::exchange(directory_, std::nullopt)), std::move(options),
+                         interrupt);
+}
+
+}  // namespace stasis::cli

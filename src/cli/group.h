@@ -1,0 +1,38 @@
+// Options of verbs that may be part of an operation on a job of several nodes.
+//
+// One thread at a time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/group_part.h"
+#include "cli/verbs.h"
+
+namespace stasis::cli {
+
+class GroupOptions {
+ public:
+  // Adds --group, --parts and --part; gives the first.
+  CLI::Option* add_to(CLI::App& command);
+
+  // Opens the directory, if one is given: before this process goes where the target is.
+  Result<void> open();
+  // Joins. Null where no group is given. It starts a thread, so the driver is loaded before.
+  Result<std::unique_ptr<GroupPart>> join(const std::string& operation,
+                                          std::chrono::milliseconds timeout,
+                                          const Interrupt& interrupt);
+
+ private:
+  std::string path_;
+  std::uint32_t parts_ = 0;
+  std::string name_;
+  std::optional<GroupDirectory> directory_;
+};
+
+}  // namespace stasis::cli

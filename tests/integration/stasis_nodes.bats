@@ -1,0 +1,294 @@
+#!/usr/bin/env bats
+# A job of several nodes, each a PID, mount, network and UTS namespace of this machine with GPUs of its
+# own (simulated), and a tool in each: together at rest, or together on. The ranks of all nodes wait for
+# each other on their GPUs, every round.
+
+load helpers
+load stasis_lib
+
+setup() {
+  setup_stasis
+  need_root "namespaces"
+  unshare --pid --fork --mount-proc --net --uts true 2>/dev/null || skip "no namespaces can be made here"
+  group=$BATS_TEST_TMPDIR/group
+}
+teardown() { end_stasis; }
+
+# start_nodes COUNT RANKS [ARGUMENT...]: nodes with so many ranks each. Sets NODES to the host's numbers
+# of their first processes, each number 1 on its node.
+start_nodes() {
+  local count=$1 each=$2 i unshare
+  shift 2
+  NODES=()
+  : >"$BATS_TEST_TMPDIR/meeting"
+  for ((i = 0; i < count; i++)); do
+    mkdir -p "$BATS_TEST_TMPDIR/sim$i" "$BATS_TEST_TMPDIR/state$i"
+    # shellcheck disable=SC2016
+    (
+      export STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim$i
+      exec_on_gpu setsid unshare --pid --fork --kill-child --mount-proc --net --uts bash -c '
+        hostname "node$1"
+        end() { kill -TERM $(jobs -p); }
+        trap end TERM
+        for ((r = 0; r < $2; r++)); do
+          stasis-workload rank --meeting "$4/meeting" --rank $(($1 * $2 + r)) --ranks $(($2 * $3)) --seed 7 \
+            --pause-ms 2 --status "$4/status$1.$r" "${@:5}" &
+        done
+        wait; wait' bash "$i" "$each" "$count" "$BATS_TEST_TMPDIR" "$@"
+    ) </dev/null >"$BATS_TEST_TMPDIR/node$i.log" 2>&1 3>&- &
+    unshare=$!
+    echo "$unshare" >>"$targets"
+    wait_until 60 has_child "$unshare"
+    NODES+=("$(children_of "$unshare")")
+  done
+  at_end_kill "${NODES[@]}"
+  RANKS=$each
+  wait_until 60 all_are_past 0
+}
+has_child() { [[ -n $(children_of "$1") ]]; }
+all_are_past() {
+  local i r
+  for ((i = 0; i < ${#NODES[@]}; i++)); do
+    for ((r = 0; r < RANKS; r++)); do
+      (($(target_round "$BATS_TEST_TMPDIR/status$i.$r" 2>/dev/null || echo 0) > $1)) || return 1
+    done
+  done
+}
+all_go_on() {
+  local before
+  before=$(target_round "$BATS_TEST_TMPDIR/status0.0")
+  wait_until 60 all_are_past $((before + 1)) || {
+    tail -n 3 "$BATS_TEST_TMPDIR"/node*.log >&2
+    return 1
+  }
+}
+
+# on_node I COMMAND...
+on_node() {
+  STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim$1 STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state$1 \
+    nsenter --target "${NODES[$1]}" --pid --mount --net --uts "${@:2}"
+}
+# begin I VERB ARGUMENT...: that node's tool, as a part.
+begin() {
+  local i=$1 verb=$2
+  shift 2
+  on_node "$i" timeout -k 5 120 stasis "$verb" 1 --group "$group" --parts "${PARTS:-${#NODES[@]}}" --part "node$i" "$@" \
+    </dev/null >"$BATS_TEST_TMPDIR/out$i" 2>&1 3>&- &
+  TOOLS[i]=$!
+}
+# come_to STATUS [I...]: those tools end with that status.
+come_to() {
+  local expected=$1 i got
+  shift
+  for i in "$@"; do
+    got=0
+    wait "${TOOLS[$i]}" || got=$?
+    ((got == expected)) || {
+      echo "node $i: status $got, expected $expected" >&2
+      cat "$BATS_TEST_TMPDIR"/out* >&2
+      return 1
+    }
+  done
+}
+# together STATUS VERB ARGUMENT...: by all nodes.
+together() {
+  local status=$1 i
+  shift
+  TOOLS=()
+  for i in "${!NODES[@]}"; do begin "$i" "$@"; done
+  come_to "$status" "${!NODES[@]}"
+}
+said() { assert_contains "$(cat "$BATS_TEST_TMPDIR/out$1")" "$2"; }
+used_on() { STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim$1 gpu_used; }
+all_are_free() { for i in "${!NODES[@]}"; do assert_equal "$(used_on "$i")" 0 "GPU memory in use on node $i"; done; }
+none_is_free() { for i in "${!NODES[@]}"; do (($(used_on "$i") > 0)) || { echo "node $i is suspended" >&2; return 1; }; done; }
+all_verify() {
+  local i node
+  kill -TERM "${NODES[@]}"
+  for node in "${NODES[@]}"; do wait_until 30 number_is_free "$node"; done
+  for i in "${!NODES[@]}"; do
+    assert_equal "$(grep -c '^verified' "$BATS_TEST_TMPDIR/node$i.log")" "$RANKS" "verified on node $i" || {
+      cat "$BATS_TEST_TMPDIR/node$i.log" >&2
+      return 1
+    }
+  done
+}
+nothing_left_anywhere() {
+  local i
+  [[ ! -e $group ]] || { ls "$group" >&2; return 1; }
+  for i in "${!NODES[@]}"; do
+    assert_equal "$(find "$BATS_TEST_TMPDIR/state$i" -name '*.json' -path '*/[0-9]*@*.json' -not -path '*suspended*')" ""
+  done
+}
+
+again_and_again() {
+  local n
+  for ((n = 0; n < $1; n++)); do
+    together 0 suspend --timeout 30s
+    all_are_free
+    together 0 resume
+    all_go_on
+  done
+  [[ ! -e $group ]]
+  all_verify
+}
+
+@test "a job of three nodes is suspended and resumed together, again and again" {
+  start_nodes 3 1 --size 256K
+  again_and_again 10
+}
+
+@test "a job of three nodes with two ranks each, by their agents" {
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_nodes 3 2 --size 4M
+  again_and_again 5
+  said 0 "resumed"
+}
+
+# bats test_tags=long
+@test "a job of three nodes is suspended and resumed together a hundred times" {
+  start_nodes 3 1 --size 256K
+  again_and_again 100
+}
+
+@test "without one of its parts a job runs on, and those that came are named" {
+  start_nodes 3 1 --size 256K
+  TOOLS=()
+  begin 0 suspend --timeout 1s
+  begin 2 suspend --timeout 1s
+  come_to 7 0 2
+  said 0 "2 of 3 parts have come within 1000 ms: node0, node2"
+  said 2 "2 of 3 parts have come within 1000 ms: node0, node2"
+  all_go_on
+  none_is_free
+  nothing_left_anywhere
+  together 0 suspend --timeout 30s
+  # And one that cannot come is named when the others are brought back, which are.
+  TOOLS=()
+  begin 0 resume --timeout 1s
+  begin 2 resume --timeout 1s
+  come_to 7 0 2
+  said 0 "2 of 3 parts have come"
+  said 0 "process 1 runs"
+  TOOLS=()
+  PARTS=1 begin 1 resume
+  come_to 0 1
+  all_go_on
+  all_verify
+}
+
+# fails_at FAULT: node 1 has the fault, the others have come; none is suspended afterwards.
+fails_at() {
+  TOOLS=()
+  begin 0 suspend --timeout 5s
+  begin 2 suspend --timeout 5s
+  wait_until 60 test -e "$group/part.node0" -a -e "$group/part.node2"
+  STASIS_FAULT=$1 begin 1 suspend --timeout 5s
+  come_to 7 0 2
+  said 0 node1
+  said 2 node1
+}
+
+@test "what fails on one node, at any step, brings all back" {
+  start_nodes 3 1 --size 256K
+  for at in group.opened lock.after park.after checkpoint.before checkpoint.after suspend.verified; do
+    fails_at "$at:error"
+    come_to 1 1
+    all_go_on
+    none_is_free
+    nothing_left_anywhere
+  done
+  together 0 suspend --timeout 30s
+  all_are_free
+  together 0 resume
+  all_verify
+}
+
+@test "a tool that is killed, at any step: the others go on, and recover mends its part" {
+  start_nodes 3 1 --size 256K
+  for at in group.opened lock.after checkpoint.after suspend.verified; do
+    fails_at "$at:kill"
+    come_to 137 1
+    on_node 1 stasis recover --all >/dev/null 2>&1
+    all_go_on
+    none_is_free
+    rm -r "$group"
+  done
+  all_verify
+}
+
+@test "a tool that stands still for some seconds is waited for; one that does so for long is given up, and goes back" {
+  start_nodes 3 1 --size 256K
+  for seconds in 3 13; do
+    TOOLS=()
+    begin 0 suspend --timeout 30s
+    STASIS_FAULT=checkpoint.after:stop begin 1 suspend --timeout 30s
+    begin 2 suspend --timeout 30s
+    wait_until 60 is_stopped
+    sleep "$seconds"
+    kill -CONT "$stopped"
+    if ((seconds == 3)); then
+      come_to 0 0 1 2
+      all_are_free
+      together 0 resume
+    else
+      come_to 7 0 1 2
+      said 0 "nothing was heard of part node1"
+      none_is_free
+    fi
+    all_go_on
+    [[ ! -e $group ]]
+  done
+  all_verify
+}
+is_stopped() {
+  local status
+  for status in /proc/[0-9]*/status; do
+    { grep -q '^Name:.stasis$' "$status" && grep -q '^State:.T' "$status"; } 2>/dev/null || continue
+    stopped=${status//[^0-9]/}
+    return 0
+  done
+  return 1
+}
+
+@test "a signal to one of the tools lets all go on" {
+  start_nodes 3 1 --size 256K
+  TOOLS=()
+  begin 0 suspend --timeout 30s
+  STASIS_SIM_FAULTS=checkpoint:delay=3s begin 1 suspend --timeout 30s
+  begin 2 suspend --timeout 30s
+  wait_until 60 grep -qs still "$group/rest"
+  pkill_tool 2
+  for i in 0 1 2; do wait "${TOOLS[$i]}" && return 1; done
+  all_go_on
+  none_is_free
+  nothing_left_anywhere
+  all_verify
+}
+# Of the tool on that node, which `timeout` passes on.
+pkill_tool() {
+  local status
+  for status in /proc/[0-9]*/status; do
+    grep -qs '^Name:.timeout$' "$status" || continue
+    status=${status%/status}
+    tr '\0' ' ' <"$status/cmdline" | grep -q -- "--part node$1 " || continue
+    kill -TERM "${status#/proc/}"
+    return
+  done
+  return 1
+}
+
+@test "options of a group" {
+  refused 2 usage suspend 1 --group "$group"
+  refused 2 usage suspend 1 --parts 2
+  refused 2 usage suspend 1 --group "$group" --parts 0
+  refused 2 usage suspend 1 --group "$group" --parts 2 --part a/b
+  refused 2 usage suspend 1 --group "$group" --parts 2 --attach
+  start_target memory --size 4M
+  mkdir -m 777 "$group"
+  refused 5 not-permitted suspend "$TARGET" --group "$group" --parts 1
+  rmdir "$group"
+  done_by suspend "$TARGET" --group "$group" --parts 1
+  gpu_is_free
+  done_by resume "$TARGET" --group "$group" --parts 1
+  target_verifies
+}
