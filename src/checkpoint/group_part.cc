@@ -31,6 +31,8 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMostName = 64;
 // How often a part says that it lives.
 constexpr milliseconds kBeat{500};
+// After which a message says so.
+constexpr milliseconds kQuiet{2000};
 // How often the directory is read: while programs stand still, and otherwise; the one that leads
 // reads a file for each part.
 constexpr microseconds kPollHeld{2000};
@@ -84,6 +86,12 @@ Error silent(const std::string& name, milliseconds silence) {
           fmt::format("nothing was heard of part {} for {} ms", name, silence.count()),
           "see whether its node and its tool live (`stasis recover` there, if it was killed), then "
           "try again with all of them"};
+}
+
+std::string quiet_text(Clock::time_point since_when) {
+  const auto quiet = std::chrono::floor<milliseconds>(Clock::now() - since_when);
+  if (quiet < kQuiet) return {};
+  return fmt::format(" (of which nothing is heard for {} ms)", quiet.count());
 }
 
 }  // namespace
@@ -197,8 +205,9 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   milliseconds left() const {
     const std::lock_guard lock(mutex_);
     if (options_.timeout.count() == 0) return milliseconds(0);
-    const auto rest =
-        std::chrono::ceil<milliseconds>(complete_at_ + options_.timeout - Clock::now());
+    // The group's deadline comes first, and names the parts that are late.
+    const auto end = complete_at_ + options_.timeout + 2 * kGrace;
+    const auto rest = std::chrono::ceil<milliseconds>(end - Clock::now());
     return std::max(rest, milliseconds(1));
   }
 
@@ -474,11 +483,15 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       return;
     std::vector<std::string> late;
     for (const auto& [name, seen] : seen_)
-      if (!seen.was_held) late.push_back(name);
+      if (!seen.was_held) late.push_back(name + quiet_text(seen.changed));
+    // Only that part sees all.
+    if (late.empty()) {
+      late.push_back(fmt::format("{}{}, which leads, or another,",
+                                 shortened(lead_.leader, kMostName), quiet_text(lead_changed_)));
+    }
     want({ErrorCode::kTimeout,
           fmt::format("the GPU work of part {} did not come to rest within {} ms",
-                      late.empty() ? std::string("that leads, or another,") : listed(late, ", "),
-                      options_.timeout.count()),
+                      listed(late, ", "), options_.timeout.count()),
           "give it more time (--timeout), or try when fewer kernels are in flight"});
   }
 

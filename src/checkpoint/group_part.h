@@ -56,7 +56,8 @@ class GroupPart {
   // Waits until all have come here; the programs run. Its errors, and those of the calls below, are
   // the group's: what a part has failed of, with its name; kTimeout.
   Result<void> wait_for_all();
-  // For the local processes, until the deadline; zero: none. At least a millisecond otherwise.
+  // For the local processes, until a little after the deadline; zero: none. At least a millisecond
+  // otherwise.
   std::chrono::milliseconds left() const;
   // Called with all local processes quiesced: waits until all parts are. Nothing: it is decided,
   // and they stay so. A time: let them go on for so long, quiesce them and call again. Others wait

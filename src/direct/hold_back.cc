@@ -55,7 +55,6 @@ Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& a
 
 Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& agents,
                                 GroupPart& part, bool settles, const Standing& standing) {
-  STASIS_TRY(part.wait_for_all());
   for (;;) {
     STASIS_TRY(settles ? hold_back_settled(env, group, agents, part.left(), standing)
                        : hold_back(env, group, agents, part.left(), standing));

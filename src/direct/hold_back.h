@@ -27,7 +27,7 @@ Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& a
                                std::chrono::milliseconds timeout, const Standing& standing);
 
 // The same as part of a group of several nodes (`settles` or not, as above): all parts are at rest
-// when it returns without an error. Waits before for those that are not ready.
+// when it returns without an error. After GroupPart::wait_for_all().
 Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& agents,
                                 GroupPart& part, bool settles, const Standing& standing);
 

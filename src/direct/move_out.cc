@@ -92,6 +92,10 @@ class MoveOut {
       return give_up(std::move(noted.error()));
     if (auto ready = get_ready(); !ready) return give_up(std::move(ready.error()));
     if (agents_.empty()) return {};
+    if (options_.part != nullptr) {
+      phases_.begin("meet");
+      if (auto all = options_.part->wait_for_all(); !all) return give_up(std::move(all.error()));
+    }
     phases_.begin("close");
     if (auto closed = hold_back_settled(); !closed) return give_up(std::move(closed.error()));
     if (agents_.empty()) return state_.content.end_image(options_.image);

@@ -19,16 +19,15 @@ namespace stasis {
 namespace {
 
 // As part of a group of several nodes: where no gates were closed, the locks bring all to rest.
-Result<void> lock_together(const Environment& env, Group& group, const QuiesceOptions& options) {
-  GroupPart& part = *options.part;
-  if (part.is_at_rest()) return group.lock(options.timeout, env.interrupt);
-  STASIS_TRY(part.wait_for_all());
+Result<void> lock_together(const Environment& env, Group& group, GroupPart& part, Phases& phases) {
   for (;;) {
     STASIS_TRY(group.lock(part.left(), env.interrupt));
     STASIS_TRY_ASSIGN(const auto moment, part.at_rest());
     if (!moment) return fault(FaultPoint::kPartAtRest);
+    phases.runs();
     STASIS_TRY(let_locked_go_on(group));
     std::this_thread::sleep_for(*moment);
+    phases.stands_still();
   }
 }
 
@@ -37,14 +36,20 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
   Group& group = opened.group;
   if (options.for_dump) group.drop_zeros();
   STASIS_TRY(opened.direct.move_out(env, group, options, phases));
+  GroupPart* const part = options.part;
+  if (part != nullptr && !part->is_at_rest()) {
+    phases.begin("meet");
+    STASIS_TRY(part->wait_for_all());
+  }
   for (;;) {
     phases.begin("lock");
     const bool runs = std::any_of(
         group.members().begin(), group.members().end(),
         [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
     if (runs && !phases.standing()) phases.stands_still();
-    STASIS_TRY(options.part != nullptr ? lock_together(env, group, options)
-                                       : group.lock(options.timeout, env.interrupt));
+    const bool others = part != nullptr && !part->is_at_rest();
+    STASIS_TRY(others ? lock_together(env, group, *part, phases)
+                      : group.lock(options.timeout, env.interrupt));
     if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);
     if (options.on_quiesced) options.on_quiesced();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.

@@ -213,6 +213,22 @@ fails_at() {
     none_is_free
     rm -r "$group"
   done
+  # And the one that leads.
+  for at in lock.after checkpoint.after; do
+    TOOLS=()
+    STASIS_FAULT=$at:kill begin 1 suspend --timeout 5s
+    wait_until 60 test -e "$group/lead"
+    begin 0 suspend --timeout 5s
+    begin 2 suspend --timeout 5s
+    come_to 7 0 2
+    come_to 137 1
+    said 0 node1
+    said 2 node1
+    on_node 1 stasis recover --all >/dev/null 2>&1
+    all_go_on
+    none_is_free
+    rm -r "$group"
+  done
   all_verify
 }
 
