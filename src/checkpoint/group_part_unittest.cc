@@ -269,6 +269,7 @@ TEST_F(GroupPartTest, WhatThePartsDisagreeAboutIsRefused) {
 }
 
 TEST_F(GroupPartTest, OneMoreThanThereAreHurtsNoOther) {
+  timeout_ = milliseconds(2000);
   Local slow;
   std::atomic<bool> may = false;
   slow.before = [&](Step step) {
@@ -281,7 +282,6 @@ TEST_F(GroupPartTest, OneMoreThanThereAreHurtsNoOther) {
       [&] {
         while (!fs::exists(fs::path(path()) / "roster"))
           std::this_thread::sleep_for(milliseconds(1));
-        timeout_ = milliseconds(300);
         const End end = run("late", 2);
         EXPECT_FALSE(end.done);
         EXPECT_THAT(end.code, AnyOf(Eq(ErrorCode::kUsage), Eq(ErrorCode::kBusy))) << end.message;
