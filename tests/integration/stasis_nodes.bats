@@ -203,9 +203,10 @@ fails_at() {
   all_verify
 }
 
-@test "a tool that is killed, at any step: the others go on, and recover mends its part" {
-  start_nodes 3 1 --size 256K
-  for at in group.opened lock.after checkpoint.after suspend.verified; do
+# killed_at STEP...: the tool of node 1, which does not lead.
+killed_at() {
+  local at
+  for at in "$@"; do
     fails_at "$at:kill"
     come_to 137 1
     on_node 1 stasis recover --all >/dev/null 2>&1
@@ -213,8 +214,11 @@ fails_at() {
     none_is_free
     rm -r "$group"
   done
-  # And the one that leads.
-  for at in lock.after checkpoint.after; do
+}
+# leads_and_is_killed_at STEP...
+leads_and_is_killed_at() {
+  local at
+  for at in "$@"; do
     TOOLS=()
     STASIS_FAULT=$at:kill begin 1 suspend --timeout 5s
     wait_until 60 test -e "$group/lead"
@@ -229,6 +233,21 @@ fails_at() {
     none_is_free
     rm -r "$group"
   done
+}
+
+# The others wait ten seconds for each.
+@test "a tool that is killed: the others go on, and recover mends its part" {
+  start_nodes 3 1 --size 256K
+  killed_at lock.after
+  leads_and_is_killed_at checkpoint.after
+  all_verify
+}
+
+# bats test_tags=long
+@test "a tool that is killed, at any step: the same" {
+  start_nodes 3 1 --size 256K
+  killed_at group.opened checkpoint.after suspend.verified
+  leads_and_is_killed_at lock.after
   all_verify
 }
 
