@@ -151,6 +151,16 @@ Row unread(const proc::ProcFs& procfs, const proc::ProcessInfo& info, const Erro
   return row;
 }
 
+// It may use CUDA.
+Row unread(const proc::HeldProcess& held) {
+  Row row;
+  row.pid = held.pid;
+  row.state = "?";
+  row.reason = proc::keeps_its_memory(held.pid).to_string();
+  row.command = held.comm;
+  return row;
+}
+
 bool has_gone(const Error& why) {
   return why.code == ErrorCode::kNoSuchProcess || why.code == ErrorCode::kZombie ||
          why.code == ErrorCode::kThreadId;
@@ -183,7 +193,10 @@ void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pending& pending) {
   Collected out;
   const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(auto all_processes, procfs.all());
+  STASIS_TRY_ASSIGN(auto listing, procfs.list());
+  const auto& all_processes = listing.processes;
+  for (const proc::HeldProcess& held : listing.held)
+    out.rows.push_back(unread(held));
   // What was answered since is no answer to a question of now.
   std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
   std::vector<std::shared_ptr<Question>> questions;

@@ -374,6 +374,11 @@ TEST_F(AddressSpaceTest, OneThatExecutesForEverIsNotWaitedForLong) {
     const auto tree = procfs.tree(Pid{::getpid()});
     ASSERT_FALSE(tree);
     EXPECT_EQ(tree.error().code, ErrorCode::kBusy);
+    const auto held = procfs.list().value().held;
+    ASSERT_EQ(held.size(), 1U);
+    EXPECT_EQ(held[0].pid, child.pid());
+    EXPECT_EQ(held[0].parent.value, ::getpid());
+    EXPECT_FALSE(held[0].comm.empty());
   }
   EXPECT_EQ(pid_namespace_of(child.pid()), 0U);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));

@@ -189,12 +189,6 @@ Result<ProcessDetails> ProcFs::details(Pid pid) const {
   return details;
 }
 
-struct ProcFs::Listing {
-  std::vector<ProcessInfo> processes;
-  // By their parents, those that do not let themselves be looked at.
-  std::multimap<Pid, Pid> held;
-};
-
 Result<ProcFs::Listing> ProcFs::list() const {
   if (root_ == kRealProc) STASIS_TRY(check_proc_mount());
   const DirectoryStream dir = list_open(root_);
@@ -206,7 +200,8 @@ Result<ProcFs::Listing> ProcFs::list() const {
     auto stat = read_of(root_, pid, "stat");
     if (!stat && stat.error().code == ErrorCode::kBusy) {
       const auto status = read_of(root_, pid, "status");
-      if (status) out.held.emplace(Pid{number<int>(field(*status, "PPid"))}, pid);
+      if (status)
+        out.held.push_back({pid, Pid{number<int>(field(*status, "PPid"))}, field(*status, "Name")});
     }
     if (!stat) continue;  // or it is gone meanwhile
     if (auto info = parse_own_stat(root_, *stat)) out.processes.push_back(std::move(*info));
@@ -233,8 +228,8 @@ Result<std::vector<ProcessInfo>> ProcFs::tree(Pid root) const {
     for (auto it = begin; it != end; ++it) {
       if (seen.insert(it->second->pid).second) tree.push_back(*it->second);
     }
-    const auto held = listing.held.find(tree[i].pid);
-    if (held != listing.held.end()) return fail(keeps_its_memory(held->second));
+    for (const HeldProcess& held : listing.held)
+      if (held.parent == tree[i].pid) return fail(keeps_its_memory(held.pid));
   }
   if (root_ == kRealProc && proc_may_hide())
     for (const ProcessInfo& info : tree)

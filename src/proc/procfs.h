@@ -78,6 +78,13 @@ struct InetSocket {
   std::string remote;
 };
 
+// One that does not let itself be looked at (keeps_its_memory()).
+struct HeldProcess {
+  Pid pid;
+  Pid parent;
+  std::string comm;
+};
+
 struct ProcessDetails {
   unsigned uid = 0;  // effective user
   int tracer = 0;    // which thread traces it, 0 if none
@@ -120,8 +127,13 @@ class ProcFs {
   // kNoSuchProcess, kNotPermitted.
   Result<ProcessDetails> details(Pid pid) const;
 
-  // Every process, in no order; those that vanish meanwhile are left out, and those that do not let
-  // themselves be looked at (keeps_its_memory()).
+  // Every process, in no order; those that vanish meanwhile are left out.
+  struct Listing {
+    std::vector<ProcessInfo> processes;
+    std::vector<HeldProcess> held;
+  };
+  Result<Listing> list() const;
+  // The same without those that do not let themselves be looked at.
   Result<std::vector<ProcessInfo>> all() const;
 
   // `root` and all its descendants, parents before children. Zombies are included. kNotPermitted,
@@ -196,8 +208,6 @@ class ProcFs {
   Result<std::uint64_t> swap_free() const;
 
  private:
-  struct Listing;
-  Result<Listing> list() const;
   Result<std::uint64_t> own_capabilities(const char* set) const;
   Result<std::vector<std::string>> words(Pid pid, const std::string& name) const;
   Result<std::vector<InetSocket>> inet_sockets(Pid pid, std::string_view protocol) const;
