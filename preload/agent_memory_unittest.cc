@@ -373,10 +373,27 @@ TEST_F(AgentMemory, WhatWasPinnedIsCopiedWhereItWasAsFarAsItWasThereWhole) {
 }
 
 // As of programs that spread their memory over GPUs and compute on one.
+TEST_F(AgentMemory, WhatIsOnAPeerIsCopiedByAContextOfTheProgram) {
+  (void)created(4 * kMiB, 1);
+  (void)take_inventory();
+  std::vector<std::byte> buffer(4 * kMiB);
+  const auto own = fake().contexts.begin()->first;
+  fake().current.clear();
+  bool copied = false;
+  fake().within("cuMemcpyDtoH", [&] {
+    EXPECT_EQ(fake().current, std::vector{own});
+    copied = true;
+  });
+  EXPECT_TRUE(copy_all(buffer.data(), true).ok());
+  EXPECT_TRUE(copied);
+  EXPECT_EQ(fake().calls["cuDevicePrimaryCtxRetain"], 0);
+}
+
 TEST_F(AgentMemory, WhatIsOnADeviceWithoutAContextIsCopiedAsWell) {
   (void)created(4 * kMiB, 1);
   (void)created(4 * kMiB, 1);
   (void)take_inventory();
+  fake().without_rights = {0};
   fake().contexts[FakeDriver::kPrimary] = 1;
   std::vector<std::byte> buffer(8 * kMiB);
   fake().current.clear();

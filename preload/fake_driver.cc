@@ -219,6 +219,8 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
   ENTER(cuMemSetAccess);
   if (!cuts(address, size)) return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t i = 0; i < count; ++i)
+    if (g_fake.without_rights.contains(rights[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  for (std::size_t i = 0; i < count; ++i)
     g_fake.rights.emplace_back(address, rights[i]);
   return CUDA_SUCCESS;
 }

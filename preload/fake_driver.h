@@ -77,6 +77,7 @@ struct FakeDriver {
   std::map<cuda::CUmemoryPool, std::set<int>> pool_rights;
   int primary_active = 1;
   unsigned long long primary_id = 1;
+  std::set<cuda::CUdevice> without_rights;  // no peer of another: cuMemSetAccess refuses them
   std::set<cuda::CUdevice> without_rdma;
   std::set<cuda::CUdevice> without_concurrent_access;
   std::set<cuda::CUdevice> without_decompression;  // do not know the flag of cuMemCreate
