@@ -175,6 +175,8 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
     STASIS_TRY(check_still_there(report));
   }
   give_name(context, report);
+  // From when it is said that the job runs on.
+  if (!options.detach) pass_signals_on_to(report.root);
   if (context.json) {
     context.print(to_json(report));
   } else {

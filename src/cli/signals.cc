@@ -98,8 +98,12 @@ void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal) {
   g_interrupt = &interrupt;
   for (const int signal_number : kStopping)
     handle(signal_number);
+  // After attend_afresh() they are blocked, and one that waits would be lost.
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  ::sigprocmask(SIG_BLOCK, nullptr, &blocked);
   for (const int signal_number : kNotForUs)
-    ::signal(signal_number, SIG_IGN);
+    if (::sigismember(&blocked, signal_number) == 0) ::signal(signal_number, SIG_IGN);
   for (const int signal_number : kJobControl)
     ::signal(signal_number, SIG_IGN);
   if (!g_ignored_before.at(SIGTSTP)) {
@@ -117,6 +121,13 @@ void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal) {
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
+void pass_signals_on_to(Pid root) {
+  g_same_group = ::getpgid(root.value) == ::getpgrp() ? 1 : 0;
+  g_forward_to = root.value;
+  for (const int signal_number : kNotForUs)
+    handle(signal_number);
+}
+
 void attend_afresh(Pid root) {
   const sigset_t ours = our_signals();
   // What comes from here on waits until it can be passed on.
@@ -128,7 +139,9 @@ void attend_afresh(Pid root) {
     const auto at = static_cast<std::size_t>(number);
     ::sigaction(number, nullptr, &dispositions.at(at));
     // An ignored signal stays so through exec, and is then taken for one that nohup has ignored.
-    if (!g_ignored_before.at(at)) ::signal(number, SIG_DFL);
+    // The handlers pass on what another thread gets, until they end with this program.
+    if (!g_ignored_before.at(at) && dispositions.at(at).sa_handler == SIG_IGN)
+      ::signal(number, SIG_DFL);
   }
   // The name of the file, and not /proc/self/exe, is what `ps` shows.
   std::array<char, PATH_MAX> path{};
@@ -163,10 +176,7 @@ Verb add_attend(CLI::App& app) {
 }
 
 Result<int> attend(Pid root) {
-  g_same_group = ::getpgid(root.value) == ::getpgrp() ? 1 : 0;
-  g_forward_to = root.value;
-  for (const int signal_number : kNotForUs)
-    handle(signal_number);
+  pass_signals_on_to(root);
   // Now Ctrl-Z stops the job, and us with it, as any other in the foreground.
   for (const int signal_number : kJobControl) {
     if (!g_ignored_before.at(static_cast<std::size_t>(signal_number))) {

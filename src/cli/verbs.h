@@ -172,6 +172,8 @@ std::string downtime_text(const Report& report);
 // end or stop this process in the middle is ignored, Ctrl-Z with a note.
 void install_signal_handlers(Interrupt& interrupt, const Terminal& terminal);
 
+// From now on what this process gets is passed on to the restored root, its child.
+void pass_signals_on_to(Pid root);
 // Waits for the restored root, passing on the signals that this process gets, also one that came
 // too late to stop the restore, and those that an operation ignores besides. Ctrl-Z stops this
 // process again. Returns the root's exit status as a shell would give it (128 + signal).

@@ -448,6 +448,26 @@ untouched_yet() {
   grep -q '^verified' "$TARGET_LOG.TERM"
 }
 
+@test "a signal is passed on from the moment at which an attached restore says that the job runs" {
+  need_root "CRIU"
+  start_target memory --size 4M
+  dump_it
+  for i in 1 2 3 4 5; do
+    local said tool status=0
+    mkfifo "$BATS_TEST_TMPDIR/said$i"
+    stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/said$i" 2>/dev/null 3>&- &
+    tool=$!
+    at_end_kill "$tool"
+    # Without a pause, as the tool goes on to the program that attends.
+    while read -r said && [[ $said != *"it runs on"* ]]; do :; done <"$BATS_TEST_TMPDIR/said$i"
+    kill -USR1 "$tool"
+    wait_until 20 eval "! kill -0 $tool 2>/dev/null"
+    wait "$tool" || status=$?
+    assert_equal "$status" 138
+    wait_until 60 number_is_free
+  done
+}
+
 @test "who stays attached to a restored job is no CUDA process itself" {
   need_root "CRIU"
   start_target memory --size 4M
