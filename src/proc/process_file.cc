@@ -68,17 +68,17 @@ Result<std::string> ProcessFile::read_at(std::uint64_t offset, std::size_t most)
 ProcessText::ProcessText(Pid pid, const std::string& name)
     : std::istream(this), file_(ProcessFile::open(pid, name)), left_ms_(kLongestMs) {}
 
-ProcessText::int_type ProcessText::underflow() {
+std::streambuf::int_type ProcessText::underflow() {
   using std::chrono::steady_clock;
-  if (!file_ || left_ms_ <= 0) return traits_type::eof();
+  if (!file_ || left_ms_ <= 0) return std::streambuf::traits_type::eof();
   const auto begin = steady_clock::now();
   auto block = file_->read(kBlock);
   left_ms_ -=
       std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - begin).count();
-  if (!block || block->empty()) return traits_type::eof();
+  if (!block || block->empty()) return std::streambuf::traits_type::eof();
   block_ = std::move(*block);
   setg(block_.data(), block_.data(), block_.data() + block_.size());
-  return traits_type::to_int_type(*gptr());
+  return std::streambuf::traits_type::to_int_type(*gptr());
 }
 
 Result<UniqueFd> open_after_look(Pid pid, const std::string& path) {

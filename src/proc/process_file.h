@@ -43,7 +43,7 @@ class ProcessText : private std::streambuf, public std::istream {
   ProcessText(Pid pid, const std::string& name);
 
  private:
-  int_type underflow() override;
+  std::streambuf::int_type underflow() override;
 
   Result<ProcessFile> file_;
   std::string block_;
