@@ -85,7 +85,7 @@ enum class PutBack {
   kNothing,   // the file is as it was, or cannot be made that
   kMake,      // the file is gone: made again, with the content that it had
   kShorten,   // the file has grown: cut to what it was, the rest is set aside
-  kExchange,  // another file has its name: set aside, and the file is made again
+  kExchange,  // another file has its name, or it has other content: set aside, and made again
   kLink,      // the file has lost CRIU's name only, and has the program's
 };
 PutBack how_to_put_back(const KeptFile& kept, const NeededFile& file);

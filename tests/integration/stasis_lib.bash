@@ -39,6 +39,11 @@ done_by() {
   printf 'stasis %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
   return 1
 }
+suspended_and_resumed() {
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
 
 # refused STATUS CODE ARGUMENT...: stasis refuses, with that status and code; something on standard
 # error says what to do, and nothing is on standard output.

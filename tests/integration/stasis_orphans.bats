@@ -38,9 +38,7 @@ start_orphans() {
   for way in ends frees closes; do
     start_orphans "$way" 2
     for ((i = 0; i < 3; ++i)); do
-      done_by suspend "$TARGET"
-      done_by resume "$TARGET"
-      target_goes_on
+      suspended_and_resumed
     done
     kill -9 "$TARGET" "${CHILDREN[@]}"
   done
@@ -52,9 +50,7 @@ start_orphans() {
   for way in ends frees; do
     # As many contexts as the program makes itself.
     STASIS_SIM_FAULTS=context:error=2@2 start_orphans "$way" 2
-    done_by suspend "$TARGET"
-    done_by resume "$TARGET"
-    target_goes_on
+    suspended_and_resumed
     kill -9 "$TARGET" "${CHILDREN[@]}"
   done
 }
@@ -65,9 +61,7 @@ start_orphans() {
   for way in ends frees; do
     start_orphans "$way" 2
     dump_and_restore "$image.$way"
-    done_by suspend "$TARGET"
-    done_by resume "$TARGET"
-    target_goes_on
+    suspended_and_resumed
     kill -9 "$TARGET" "${CHILDREN[@]}"
   done
 }
@@ -77,9 +71,7 @@ start_orphans() {
   refused 8 not-supported suspend "${CHILDREN[0]}"
   assert_contains "$err" "another process, which is not in the tree, has, too: process ${CHILDREN[1]} (python3)"
   target_goes_on
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_goes_on
+  suspended_and_resumed
 }
 
 @test "the same when all of them were restored since" {
@@ -103,9 +95,7 @@ start_orphans() {
       refused 8 not-supported suspend "$child" --path driver
     done
     target_goes_on
-    done_by suspend "$TARGET"
-    done_by resume "$TARGET"
-    target_goes_on
+    suspended_and_resumed
     kill -9 "$TARGET" "${CHILDREN[@]}"
   done
 }
@@ -120,9 +110,7 @@ start_orphans() {
   at_end_kill "$tool"
   wait_until 60 grep -q "^State:.T" "/proc/$tool/status"
   start_orphans ends 2
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_goes_on
+  suspended_and_resumed
   kill -CONT "$tool"
   wait "$tool"
   done_by resume "$first"
@@ -141,9 +129,7 @@ start_orphans() {
     ((status == 137))
     done_by recover --all
     target_goes_on
-    done_by suspend "$TARGET"
-    done_by resume "$TARGET"
-    target_goes_on
+    suspended_and_resumed
     kill -9 "$TARGET" "${CHILDREN[@]}"
   done
 }
@@ -158,7 +144,5 @@ start_orphans() {
   refused 8 not-supported suspend "${CHILDREN[1]}"
   assert_contains "$err" "may still have: process ${CHILDREN[0]} (python3)"
   target_goes_on
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_goes_on
+  suspended_and_resumed
 }

@@ -10,6 +10,15 @@ setup() {
 }
 teardown() { end_stasis; }
 
+# start_program NAME: sets TARGET to the Python program NAME.py of the test's folder, under the agent.
+start_program() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/$1
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/$1.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+}
+
 @test "a process that has two thousand pieces of another's is suspended and resumed" {
   cat >"$BATS_TEST_TMPDIR/many.py" <<'END'
 import ctypes, os, socket, sys, time
@@ -60,15 +69,9 @@ for round in range(1, 10**9):
         os.rename(status + ".new", status)
     time.sleep(0.02)
 END
-  TARGET_STATUS=$BATS_TEST_TMPDIR/many
   export STASIS_SIM_GPUS=1x8G
-  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/many.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_goes_on
+  start_program many
+  suspended_and_resumed
 }
 
 @test "a process that has inherited another's memory is left to the driver by no tool while a third one has it" {
@@ -186,15 +189,9 @@ for round in range(1, 10**9):
     os.rename(status + ".new", status)
     time.sleep(0.02)
 END
-  TARGET_STATUS=$BATS_TEST_TMPDIR/peers
   export STASIS_SIM_GPUS=3x1G
-  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/peers.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 20 target_is_up
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_goes_on
+  start_program peers
+  suspended_and_resumed
 }
 
 @test "memory of a process without an agent that one with an agent has open is refused, and both are to have one" {
