@@ -263,10 +263,10 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
   local point
   for point in checked step mapped begun done after; do
     STASIS_FAULT=inside.$point:kill capture timeout 60 stasis-inside --simulated "$TARGET"
-    assert_equal "$status" 137 "$point"
+    assert_equal "$status" 137 "$point: $err"
     looks_into "$TARGET"
     STASIS_FAULT=inside.$point:error capture timeout 60 stasis-inside --simulated "$TARGET"
-    assert_equal "$status" 3 "$point"
+    assert_equal "$status" 3 "$point: $err"
     looks_into "$TARGET"
   done
   ends_right
