@@ -189,6 +189,7 @@ Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
   if (static_cast<std::uint32_t>((*debug)[kState]) != 0) return changing();
   Loaded out;
   bool seen_c_library = false;
+  bool seen_loader = false;
   std::uint64_t bytes = 0;
   std::uint64_t at = (*debug)[kFirst];
   for (std::uint64_t count = 0; at != 0; ++count) {
@@ -201,6 +202,9 @@ Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
     at = map.next;
     if (map.dynamic == library.image().dynamic()) seen_c_library = true;
     auto image = image_around(memory, mappings, map.dynamic);
+    // What dlopen() has loaded comes behind the loader, and may go again.
+    if (!seen_loader && image) out.kept.push_back({image->base(), image->end()});
+    if (map.dynamic == loader.image().dynamic()) seen_loader = true;
     // The program, and what is loaded before the C library, is asked first.
     if (!seen_c_library && image && image->function("calloc")) out.malloc_is_replaced = true;
     // 0: it has none; -1 and -2: each thread gets its own when it first asks.
@@ -218,9 +222,16 @@ Result<CLibrary::Loaded> CLibrary::read_list(const proc::AddressSpace& space,
       return unknown("a library's storage cannot be read");
     out.storage.push_back(std::move(storage));
   }
-  if (!seen_c_library) return unknown("it is not in its loader's list of libraries");
+  if (!seen_c_library || !seen_loader)
+    return unknown("it is not in its loader's list of libraries");
   if (loader.image().value<Debug>("_r_debug") != debug) return changing();
   return out;
+}
+
+bool CLibrary::keeps(const proc::Mapping& mapping) const {
+  return std::any_of(loaded_.kept.begin(), loaded_.kept.end(), [&](const Library::Range& range) {
+    return range.start <= mapping.start && mapping.end <= (range.end + kPage - 1) / kPage * kPage;
+  });
 }
 
 Result<CLibrary::RealThread> CLibrary::check(const MemoryReader& memory,

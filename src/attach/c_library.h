@@ -55,6 +55,9 @@ class CLibrary {
   std::uint64_t thread_size() const { return thread_size_; }  // of struct pthread
   std::uint64_t tid_offset() const { return tid_offset_; }
 
+  // Whether what lies there belongs to a library that the program never unloads.
+  bool keeps(const proc::Mapping& mapping) const;
+
   // malloc() is another library's, or the program's own.
   bool malloc_is_replaced() const { return loaded_.malloc_is_replaced; }
 
@@ -82,6 +85,7 @@ class CLibrary {
     std::vector<StaticThreadStorage> storage;
     std::uint64_t deepest = 0;  // the largest distance
     bool malloc_is_replaced = false;
+    std::vector<Library::Range> kept;  // of what was there when the program started
     bool operator==(const Loaded&) const = default;
   };
   CLibrary() = default;

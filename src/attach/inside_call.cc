@@ -70,13 +70,16 @@ std::vector<Tid> threads_to_try(Pid pid) {
   return out;
 }
 
-Result<RemoteCallRoom> find_room(const AddressSpace& space,
+// Only one thread is stopped: another one may unload a library meanwhile, and where its code was,
+// there is no memory then, or another library's.
+Result<RemoteCallRoom> find_room(const AddressSpace& space, const CLibrary& library,
                                  const std::vector<proc::Mapping>& mappings) {
   for (int tries = 0; tries < 2; ++tries) {
     RemoteCallRoom room;
+    RemoteCallRoom elsewhere;
     for (const proc::Mapping& mapping : mappings)
-      room.probe(space, mapping);
-    if (!room.begun) return room;
+      (library.keeps(mapping) ? room : elsewhere).probe(space, mapping);
+    if (!room.begun && !elsewhere.begun) return room;
     // Left by a tool that was killed, or there by one that is just at work; then its thread is
     // traced, and this says so.
     STASIS_TRY(finish_remote_call(space.pid()));
@@ -120,7 +123,7 @@ class InsideCall {
   // With one thread of the program stopped.
   Result<void> on_a_thread(const Act& act) {
     STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(pid_));
-    STASIS_TRY_ASSIGN(const auto room, find_room(inside_.space_, mappings));
+    STASIS_TRY_ASSIGN(const auto room, find_room(inside_.space_, inside_.library_, mappings));
     Result<void> last =
         fail(ErrorCode::kBusy,
              fmt::format("no thread of process {} can be stopped now", pid_.value), "try again");

@@ -26,6 +26,7 @@ class Library {
   struct Range {
     std::uint64_t start = 0;
     std::uint64_t end = 0;
+    bool operator==(const Range&) const = default;
   };
   Library(ElfImage image, std::string path, std::vector<Range> code)
       : image_(std::move(image)), path_(std::move(path)), code_(std::move(code)) {}

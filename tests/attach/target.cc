@@ -22,6 +22,7 @@
 //   exec        becomes this program anew, every few milliseconds
 //   become PATH like idle; becomes that program when it is asked to end
 //   leaderless  like idle, but its first thread has ended
+//   unload LIBRARY  like idle; has loaded that library, and unloads it on SIGUSR1
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -42,6 +43,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -271,6 +273,38 @@ void share(const char* path) {
   ::unlink(path);
 }
 
+// The unused end of all code before the library's, so that the library's is the first with room for
+// a system call of the tool's.
+void fill_code_before(const char* library) {
+  const std::string full(1024, '\xcc');
+  std::ifstream maps("/proc/self/maps");
+  std::fstream memory("/proc/self/mem", std::ios::in | std::ios::out | std::ios::binary);
+  for (std::string line; std::getline(maps, line) && line.find(library) == std::string::npos;) {
+    if (line.find(" r-xp ") == std::string::npos || line.find('/') == std::string::npos) continue;
+    const auto end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
+    memory.seekp(static_cast<std::streamoff>(end - full.size()));
+    RIGHT(static_cast<bool>(memory.write(full.data(), 1024).flush()));
+  }
+}
+
+std::atomic<void*> g_library{nullptr};
+
+void unload_when_asked(const char* path) {
+  sigset_t one;
+  ::sigemptyset(&one);
+  ::sigaddset(&one, SIGUSR1);
+  ::pthread_sigmask(SIG_BLOCK, &one, nullptr);
+  g_library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  RIGHT(g_library != nullptr);
+  fill_code_before(path);
+  std::thread([one] {
+    int signal = 0;
+    RIGHT(::sigwait(&one, &signal) == 0 && ::dlclose(g_library) == 0);
+    std::printf("unloaded\n");
+    std::fflush(stdout);
+  }).detach();
+}
+
 void idle() {
   std::thread([] {
     while (!g_end) {
@@ -319,6 +353,10 @@ int main(int argc, char** argv) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     ::execl(argv[2], argv[2], "idle", nullptr);
     return 1;
+  }
+  if (mode == "unload") {  // first: all other threads have to block the signal, too
+    RIGHT(argc > 2);
+    unload_when_asked(argv[2]);
   }
   static Cuda cuda;
   if (mode == "load") {

@@ -11,6 +11,7 @@ teardown() { end_stasis; }
 # start_program MODE [ARGUMENT...]: stasis-inside-target; sets TARGET. `PROGRAM` is another one, `BY` a command before it.
 start_program() {
   TARGET_LOG=$BATS_TEST_TMPDIR/program.log
+  : >"$TARGET_LOG" # of the program before
   # shellcheck disable=SC2086
   (exec_on_gpu ${BY:-} "${PROGRAM:-stasis-inside-target}" "$@") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
@@ -269,6 +270,23 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
     assert_equal "$status" 3 "$point: $err"
     looks_into "$TARGET"
   done
+  ends_right
+}
+
+@test "a library that is unloaded while the program makes a system call for the tool was not used for it" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local tool
+  start_program unload "$STASIS_BUILD/tests/loaded_inside.so"
+  STASIS_FAULT=inside.step:stop stasis-inside --nothing "$TARGET" >"$BATS_TEST_TMPDIR/tool.log" 2>&1 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q "^State:[[:space:]]*T" "/proc/$tool/status"
+  kill -USR1 "$TARGET"
+  wait_until 60 grep -qs unloaded "$TARGET_LOG"
+  kill -CONT "$tool"
+  status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 0 "$(<"$BATS_TEST_TMPDIR/tool.log")"
   ends_right
 }
 
