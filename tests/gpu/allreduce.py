@@ -51,8 +51,8 @@ def rank_main(options, rank):
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method="file://" + options.status + ".store",
+    torch.cuda.set_device(rank if options.device is None else options.device)
+    dist.init_process_group("nccl", init_method=options.init or "file://" + options.status + ".store",
                             rank=rank, world_size=options.ranks)
     count = options.mib << 18
     others = Others(torch, dist, rank, options.ranks) if options.all_calls else None
@@ -112,7 +112,9 @@ def main():
     parser.add_argument("--all-calls", action="store_true", help="other collectives and communicators besides")
     parser.add_argument("--rounds", type=int, default=0, help="0: until SIGTERM")
     parser.add_argument("--pause-ms", type=float, default=0, help="after each round")
-    parser.add_argument("--rank", type=int, help="be this rank (the parent sets it)")
+    parser.add_argument("--rank", type=int, help="be this rank (the parent sets it, or who starts ranks on nodes)")
+    parser.add_argument("--init", help="where the ranks meet, as PyTorch says it (default: a file)")
+    parser.add_argument("--device", type=int, help="this rank's GPU (default: its number)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
     if options.rank is not None:

@@ -2,52 +2,29 @@
 // all have come to the same round. The sum is part of the device's work: a host function in the
 // stream waits for the others. So a rank that is locked holds up the others on their GPUs, and
 // locking one after the other waits for ever.
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 
 #include "base/fd.h"
 #include "tests/workloads/gpu.h"
+#include "tests/workloads/meeting.h"
 #include "tests/workloads/spawn.h"
 
 namespace stasis::workloads {
 namespace {
 
 constexpr std::uint64_t kDefaultWords = 1u << 16;
-constexpr std::size_t kMostRanks = 64;
-
-// What the ranks share: a file, so that it is theirs also after exec and in an image.
-struct Meeting {
-  // How many have come to any round. Nobody comes to a round before all have left the one before
-  // the last, so two sets of places do.
-  std::atomic<std::uint64_t> arrived;
-  std::array<std::array<std::atomic<std::uint64_t>, kMostRanks>, 2> values;
-  std::array<std::array<std::atomic<bool>, kMostRanks>, 2> wants_to_stop;
-};
-
-Meeting* meeting_at(const std::string& path, int flags) {
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0600);
-  if (file < 0 || ::ftruncate(file, sizeof(Meeting)) != 0) {
-    programs::die(1, path + ": " + std::strerror(errno));
-  }
-  void* memory = ::mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  ::close(file);
-  if (memory == MAP_FAILED) programs::die(1, path + ": " + std::strerror(errno));
-  return static_cast<Meeting*>(memory);
-}
 
 // As NCCL's ranks do, which is how they are told from outside.
 void listen_like_nccl(std::uint32_t rank) {
@@ -206,7 +183,7 @@ class Rank {
       : run_(run),
         rank_(run.options().rank),
         ranks_(run.options().ranks),
-        meeting_(meeting_at(run.options().meeting, 0)),
+        meeting_(Meeting::open(run.options().meeting, rank_, ranks_)),
         gpu_(Gpu::primary(initialised_driver(run.options()), gpu_of(run.options()))),
         stream_(gpu_.stream()),
         checker_(gpu_, 1 + kMostRanks),
@@ -273,28 +250,15 @@ class Rank {
   static void sum_up(void* self) { static_cast<Rank*>(self)->meet(); }
 
   void meet() {
-    const std::uint64_t number = run_.round();
-    auto& values = meeting_->values[number % 2];
-    auto& stops = meeting_->wants_to_stop[number % 2];
-    values[rank_] = *mine_;
-    stops[rank_] = Run::stop_requested();
-    ++meeting_->arrived;
-    while (meeting_->arrived < number * ranks_) {
-      const timespec pause{0, 50000};
-      ::nanosleep(&pause, nullptr);
-    }
-    *total_ = 0;
-    all_stop_ = false;
-    for (std::uint32_t i = 0; i < ranks_; ++i) {
-      *total_ += values[i];
-      all_stop_ = all_stop_ || stops[i];
-    }
+    const auto outcome = meeting_->meet(run_.round(), *mine_, Run::stop_requested());
+    *total_ = outcome.total;
+    all_stop_ = outcome.stop;
   }
 
   Run& run_;
   std::uint32_t rank_;
   std::uint32_t ranks_;
-  Meeting* meeting_;
+  std::unique_ptr<Meeting> meeting_;
   Gpu gpu_;
   cuda::CUstream stream_;
   Checker checker_;
@@ -313,7 +277,7 @@ void run_collective(Run& run) {
   const Options& options = run.options();
   // The ranks' sockets are named after it: what runs in another folder must not meet them.
   const std::string file = std::filesystem::absolute(options.status).string() + ".meeting";
-  ::munmap(meeting_at(file, O_CREAT | O_TRUNC), sizeof(Meeting));
+  make_meeting(file);
   std::vector<std::vector<std::string>> ranks;
   for (std::uint32_t i = 0; i < options.children; ++i) {
     ranks.push_back({"rank", "--meeting", file, "--rank", std::to_string(i), "--ranks",

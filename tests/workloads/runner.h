@@ -39,7 +39,7 @@ struct Options {
   std::string child_kind = "memory";
   std::string report;       // kind state: where it answers
   std::string ipc_handle;   // hexadecimal; set by the parent of kind ipc for its child
-  std::string meeting;      // a file; set by the parent of kind collective for its ranks, as are
+  std::string meeting;      // meeting.h; set by the parent of kind collective for its ranks, as are
   std::uint32_t rank = 0;   // its number, and
   std::uint32_t ranks = 1;  // how many there are
   // Kind sharing: pieces of memory, imports of them, rounds between two changes (0: none), the

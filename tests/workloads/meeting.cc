@@ -1,0 +1,201 @@
+#include "tests/workloads/meeting.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <vector>
+
+#include "base/fd.h"
+#include "examples/common/cuda_api.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr const char* kTcp = "tcp:";
+
+void sleep_ms(long ms) {
+  const timespec pause{0, ms * 1000000};
+  ::nanosleep(&pause, nullptr);
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  programs::die(1, what + ": " + std::strerror(errno));
+}
+
+// What the ranks share: a file, so that it is theirs also after exec and in an image.
+struct Places {
+  // How many have come to any round. A rank comes to a round when all have left the one before the
+  // last, so two sets of places do.
+  std::atomic<std::uint64_t> arrived;
+  std::array<std::array<std::atomic<std::uint64_t>, kMostRanks>, 2> values;
+  std::array<std::array<std::atomic<bool>, kMostRanks>, 2> wants_to_stop;
+};
+
+Places* places_in(const std::string& path, int flags) {
+  const UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0600));
+  if (!file.valid() || ::ftruncate(file.get(), sizeof(Places)) != 0) fail(path);
+  void* memory = ::mmap(nullptr, sizeof(Places), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) fail(path);
+  return static_cast<Places*>(memory);
+}
+
+class FileMeeting : public Meeting {
+ public:
+  FileMeeting(const std::string& path, std::uint32_t rank, std::uint32_t ranks)
+      : places_(places_in(path, 0)), rank_(rank), ranks_(ranks) {}
+
+  Outcome meet(std::uint64_t round, std::uint64_t value, bool stop) override {
+    auto& values = places_->values[round % 2];
+    auto& stops = places_->wants_to_stop[round % 2];
+    values[rank_] = value;
+    stops[rank_] = stop;
+    ++places_->arrived;
+    while (places_->arrived < round * ranks_) {
+      const timespec pause{0, 50000};
+      ::nanosleep(&pause, nullptr);
+    }
+    Outcome out;
+    for (std::uint32_t i = 0; i < ranks_; ++i) {
+      out.total += values[i];
+      out.stop = out.stop || stops[i];
+    }
+    return out;
+  }
+
+ private:
+  Places* places_;
+  std::uint32_t rank_;
+  std::uint32_t ranks_;
+};
+
+struct Message {
+  std::uint64_t round = 0;
+  std::uint64_t value = 0;
+  std::uint64_t stop = 0;
+};
+
+// Rank 0 hears all others, and tells them the sum.
+class TcpMeeting : public Meeting {
+ public:
+  TcpMeeting(const std::string& where, std::uint32_t rank, std::uint32_t ranks)
+      : where_(where), rank_(rank) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    const auto colon = where.find(':');
+    if (colon == std::string::npos ||
+        ::inet_pton(AF_INET, where.substr(0, colon).c_str(), &address.sin_addr) != 1) {
+      programs::die(1, where + ": no address and port");
+    }
+    address.sin_port = htons(static_cast<std::uint16_t>(std::stoul(where.substr(colon + 1))));
+    if (rank == 0)
+      hear_all(address, ranks);
+    else
+      connect_to_first(address);
+  }
+
+  Outcome meet(std::uint64_t round, std::uint64_t value, bool stop) override {
+    if (rank_ != 0) {
+      send(0, {round, value, stop ? 1U : 0U});
+      return outcome(receive(0, round));
+    }
+    Message sum{round, value, stop ? 1U : 0U};
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      const Message one = receive(i, round);
+      sum.value += one.value;
+      sum.stop |= one.stop;
+    }
+    for (std::size_t i = 0; i < peers_.size(); ++i)
+      send(i, sum);
+    return outcome(sum);
+  }
+
+ private:
+  static Outcome outcome(const Message& message) { return {message.value, message.stop != 0}; }
+
+  void hear_all(const sockaddr_in& address, std::uint32_t ranks) {
+    const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    (void)::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    while (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address)) {
+      // The node's address comes a little later than the node.
+      if (errno != EADDRNOTAVAIL) fail(where_);
+      sleep_ms(10);
+    }
+    if (::listen(listener.get(), static_cast<int>(ranks)) != 0) fail(where_);
+    while (peers_.size() + 1 < ranks) {
+      UniqueFd peer(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!peer.valid() && errno == EINTR) continue;
+      if (!peer.valid()) fail(where_);
+      add(std::move(peer));
+    }
+  }
+
+  void connect_to_first(const sockaddr_in& address) {
+    for (;;) {
+      UniqueFd peer(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (::connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+        return add(std::move(peer));
+      sleep_ms(10);
+    }
+  }
+
+  void add(UniqueFd peer) {
+    const int yes = 1;
+    if (::setsockopt(peer.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes) != 0) fail(where_);
+    peers_.push_back(std::move(peer));
+  }
+
+  void send(std::size_t peer, const Message& message) {
+    const auto* bytes = reinterpret_cast<const char*>(&message);
+    for (std::size_t done = 0; done < sizeof message;) {
+      const ssize_t sent =
+          ::send(peers_[peer].get(), bytes + done, sizeof message - done, MSG_NOSIGNAL);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0) fail("send to " + where_);
+      done += static_cast<std::size_t>(sent);
+    }
+  }
+
+  Message receive(std::size_t peer, std::uint64_t round) {
+    Message message;
+    auto* bytes = reinterpret_cast<char*>(&message);
+    for (std::size_t done = 0; done < sizeof message;) {
+      const ssize_t got = ::recv(peers_[peer].get(), bytes + done, sizeof message - done, 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail("receive at " + where_);
+      if (got == 0) programs::die(1, "another rank has closed its connection");
+      done += static_cast<std::size_t>(got);
+    }
+    if (message.round != round) programs::die(1, "another rank is in another round");
+    return message;
+  }
+
+  std::string where_;
+  std::uint32_t rank_;
+  std::vector<UniqueFd> peers_;  // of rank 0 all others, of these rank 0
+};
+
+}  // namespace
+
+std::unique_ptr<Meeting> Meeting::open(const std::string& where, std::uint32_t rank,
+                                       std::uint32_t ranks) {
+  if (where.starts_with(kTcp))
+    return std::make_unique<TcpMeeting>(where.substr(std::strlen(kTcp)), rank, ranks);
+  return std::make_unique<FileMeeting>(where, rank, ranks);
+}
+
+void make_meeting(const std::string& file) {
+  ::munmap(places_in(file, O_CREAT | O_TRUNC), sizeof(Places));
+}
+
+}  // namespace stasis::workloads
