@@ -28,7 +28,7 @@ import time
 
 ACTIONS = ("kill", "error", "target-dies", "criu-dies", "mover-dies", "disk-full", "no-memory", "target-no-memory")
 CASE_LIMIT_S = 180  # for one command; the slowest takes about a second
-DISK = "64m"  # of state and images; disk-full fills it
+DISK = "96m"  # of state and images; disk-full fills it
 MEMORY = "4M"
 MEMORY_BY_AGENT = "12M"  # of which some is in pieces that it serves
 # What is in a target stays there: the mapping in which its threads are parked, and what its workers have in the
@@ -85,6 +85,9 @@ SCENARIOS = (
     Scenario("restore of ranks by the agent", "restore", "restore.held", None, True),
     Scenario("recover a suspend of ranks by the agent", "recover", "direct.refill", None, True),
     Scenario("suspend of orphans by the agent", "suspend", "direct.inherited", "direct.detached", True),
+    Scenario("resume of orphans by the agent", "resume", "restore.after", None, True),
+    Scenario("dump of orphans by the agent", "dump", "direct.inherited", "dump.ending", True),
+    Scenario("restore of orphans by the agent", "restore", "restore.held", None, True),
 )
 Reached = collections.namedtuple("Reached", "point nth target criu mover")
 Case = collections.namedtuple("Case", "scenario point nth action")
@@ -111,7 +114,8 @@ ORPHANS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 # Whose parent has no GPU memory.
 TREES = ("pair", "ranks", "orphans")
 # What happens to a target once.
-FIRST_TIME = ("attach", "dump --leave-running --pre-copy=on by the agent", "suspend of orphans by the agent")
+FIRST_TIME = ("attach", "dump --leave-running --pre-copy=on by the agent", "suspend of orphans by the agent",
+              "dump of orphans by the agent")
 
 
 def kind_of(scenario):
