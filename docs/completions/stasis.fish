@@ -20,7 +20,7 @@ complete -c stasis -n __stasis_verb -a run -d 'start a program so that its GPU m
 complete -c stasis -n '__stasis_verb run' -s h -l help -d 'print this help'
 complete -c stasis -n '__stasis_verb run' -l name -x -d 'a name by which `stasis suspend`, `resume`, `swap` and others find it, also without --images-dir [job-PID for jobs]'
 complete -c stasis -n '__stasis_verb run' -l no-io-uring -d 'let it find no io_uring, which CRIU cannot dump and libraries do without, as torchrun\'s do'
-complete -c stasis -n '__stasis_verb run' -l io-uring -d 'let a job find io_uring'
+complete -c stasis -n '__stasis_verb run' -l io-uring -d 'let a job, or torchrun, find io_uring'
 complete -c stasis -n '__stasis_verb run' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb run' -s v -l verbose -d 'say more: phases and times'
 complete -c stasis -n '__stasis_verb run' -s q -l quiet -d 'no progress and no notes'

@@ -95,11 +95,24 @@ int become(const Context& context, std::vector<std::string>& words) {
   return status;
 }
 
+// torchrun's own store opens one, which the user does not know when a dump is refused for it.
+void keep_torchrun_from_io_uring(const Context& context, job::RunOptions& options) {
+  if (options.io_uring != job::IoUring::kAutomatic || !job::is_torchrun(options.command)) return;
+  if (job::can_do_without_io_uring_freely()) {
+    options.io_uring = job::IoUring::kKeptOut;
+    return;
+  }
+  context.terminal.note(
+      "torchrun opens an io_uring, which CRIU cannot dump: where this is to be dumped, as root, "
+      "start it with --no-io-uring");
+}
+
 // Without images.
 Result<int> start_only(const Context& context, job::RunOptions& options,
                        const std::string& preload) {
   STASIS_TRY_ASSIGN(const auto named, enter_name(options));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
+  keep_torchrun_from_io_uring(context, options);
   if (options.io_uring == job::IoUring::kKeptOut) {
     if (const int failed = job::do_without_io_uring())
       return fail(job::cannot_do_without_io_uring(failed));

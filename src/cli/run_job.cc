@@ -50,11 +50,11 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
   auto* without = command.add_flag_callback(
       "--no-io-uring", [&job] { job.io_uring = job::IoUring::kKeptOut; },
       "let it find no io_uring, which CRIU cannot dump and libraries do without, as torchrun's do; "
-      "for a dump as root (by a seccomp filter) [a job that root starts: on]");
+      "for a dump as root (by a seccomp filter) [a job that root starts, and torchrun: on]");
   command
       .add_flag_callback(
           "--io-uring", [&job] { job.io_uring = job::IoUring::kAllowed; },
-          "let a job find io_uring; it cannot be saved while it has a ring open")
+          "let a job, or torchrun, find io_uring; it cannot be saved while it has a ring open")
       ->excludes(without);
   auto* dir = command
                   .add_option("-D,--images-dir", job.images_dir,

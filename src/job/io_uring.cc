@@ -50,6 +50,23 @@ bool can_do_without_io_uring_freely() {
          ::syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) == 0;
 }
 
+bool is_torchrun(const std::vector<std::string>& command) {
+  const auto name = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
+  if (command.empty()) return false;
+  if (name(command.front()) == "torchrun") return true;
+  if (!name(command.front()).starts_with("python")) return false;
+  // Of the interpreter's own options, only these two tell what it runs.
+  for (std::size_t i = 1; i < command.size(); ++i) {
+    const std::string& word = command[i];
+    if (word == "-m" && i + 1 < command.size()) {
+      const std::string& module = command[i + 1];
+      return module == "torch.distributed.run" || module == "torch.distributed.launch";
+    }
+    if (!word.starts_with('-')) return name(word) == "torchrun";
+  }
+  return false;
+}
+
 Error cannot_do_without_io_uring(int error_number) {
   Error error = errno_error("cannot keep the program from io_uring", error_number);
   error.code = ErrorCode::kNotSupported;

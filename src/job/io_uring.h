@@ -1,13 +1,16 @@
 // Programs that get no io_uring.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "base/error.h"
 
 namespace stasis::job {
 
 // Whether a program finds io_uring.
 enum class IoUring {
-  kAutomatic,  // a job that is saved finds none where keeping it out costs nothing
+  kAutomatic,  // a job that is saved, and torchrun, find none where keeping it out costs nothing
   kAllowed,
   kKeptOut,
 };
@@ -25,6 +28,10 @@ bool keeps_ways_to_privileges();
 // Whether keeping it out of a job costs nothing: the kernel has filters, CRIU may read them
 // (CAP_SYS_ADMIN in the first user namespace), and nothing gives up privileges.
 bool can_do_without_io_uring_freely();
+
+// Whether that is PyTorch's torchrun, by whatever name it is called, whose own store opens an
+// io_uring in each process that waits for others (docs/adr/0034-programs-without-io-uring.md).
+bool is_torchrun(const std::vector<std::string>& command);
 
 // What to say of that errno: kNotSupported.
 Error cannot_do_without_io_uring(int error_number);

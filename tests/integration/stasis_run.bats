@@ -70,6 +70,34 @@ print(0 if library.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else c
   restored_verifies
 }
 
+@test "torchrun finds no io_uring where that costs it nothing, and is told of it elsewhere" {
+  need_root "a filter that costs nothing"
+  # Both stand in for others: the first tells how many filters of system calls it has, the second is a shell.
+  local torchrun=$BATS_TEST_TMPDIR/torchrun python=$BATS_TEST_TMPDIR/python3 words
+  local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+  printf '#!/bin/sh\n%s\n' "sed -n 's/^Seccomp_filters:[[:space:]]*//p' /proc/self/status" >"$torchrun"
+  chmod 755 "$torchrun"
+  ln -s /bin/sh "$python"
+  let_others_in
+  local none one
+  none=$("$torchrun")
+  one=$((none + 1))
+  for words in "$torchrun" "$python $torchrun"; do
+    # shellcheck disable=SC2086
+    capture stasis run -- $words
+    assert_equal "$status/$out/$err" "0/$one"$'\n/' "$words"
+  done
+  capture stasis run --io-uring -- "$torchrun"
+  assert_equal "$status/$out/$err" "0/$none"$'\n/'
+  capture stasis run -- sh "$torchrun"
+  assert_equal "$status/$out/$err" "0/$none"$'\n/'
+  capture "${user[@]}" stasis run -- "$torchrun"
+  assert_equal "$status/$out" "0/$none"$'\n'
+  assert_contains "$err" "start it with --no-io-uring"
+  capture "${user[@]}" stasis run --no-io-uring -- "$torchrun"
+  assert_equal "$status/$out/$err" "0/$one"$'\n/'
+}
+
 @test "run --no-io-uring without privileges gives up gaining any, and says nothing" {
   need_root "another user"
   capture setpriv --reuid=65534 --regid=65534 --clear-groups stasis run --no-io-uring -- \
