@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "attach/gpu_survey.h"
+#include "base/printable.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
 #include "direct/agent_client.h"
@@ -51,23 +52,32 @@ std::set<Pid> sharers(const std::vector<Pid>& pids) {
   return out;
 }
 
-// One that uses CUDA, is not among `members`, and has a file of these.
-std::optional<proc::ProcessInfo> sharer_outside(const std::set<FileId>& files,
-                                                const std::vector<GroupMember>& members) {
+// A process that uses CUDA and is not in the tree.
+struct Outside {
+  proc::ProcessInfo process;
+  bool has_host_memory_of_it = false;  // together with the one in the tree
+};
+
+// Rather one that has a file of these than one that has none.
+std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
+                                          const std::vector<GroupMember>& members) {
   const proc::ProcFs procfs;
+  std::optional<Outside> out;
   const auto all = procfs.all();
-  if (files.empty() || !all) return std::nullopt;
+  if (!all) return out;
   for (const proc::ProcessInfo& info : *all) {
     const bool inside = std::any_of(members.begin(), members.end(), [&](const GroupMember& member) {
       return member.process.pid() == info.pid;
     });
-    if (inside || !procfs.maps_file(info.pid, "libcuda.so").value_or(false)) continue;
+    if (inside || info.has_ended() || !procfs.maps_file(info.pid, "libcuda.so").value_or(false))
+      continue;
     const auto theirs = shared_files(info.pid);
     if (std::any_of(theirs.begin(), theirs.end(),
                     [&](const FileId& file) { return files.contains(file); }))
-      return info;
+      return Outside{info, true};
+    if (!out) out = Outside{info, false};
   }
-  return std::nullopt;
+  return out;
 }
 
 constexpr std::uint64_t kLeastShared = std::uint64_t{128} << 10;
@@ -90,6 +100,15 @@ bool knows_sharing(Pid pid) {
 bool is_of_another_version(Pid pid) {
   const auto agent = direct::AgentClient::probe(pid);
   return agent && agent->has_value() && !(*agent)->of_our_version;
+}
+
+// PyTorch has some 500 of its libraries' variables, of at most 100 KiB, and what frameworks share
+// with each other is larger (docs/adr/0052-calls-inside.md).
+bool is_small(const attach::GpuSurvey& survey) {
+  return survey.is_whole &&
+         std::all_of(survey.memory.begin(), survey.memory.end(), [](const auto& one) {
+           return !one.may_be_imported || one.bytes < kLeastShared;
+         });
 }
 
 void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle>& out) {
@@ -115,12 +134,7 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
                 "would be lost)",
                 count == 1 ? "1 piece" : fmt::format("{} pieces", count),
                 format_bytes(survey.candidate_bytes())));
-  // PyTorch has some 500 of its libraries' variables, of at most 100 KiB, and what frameworks share
-  // with each other is larger (docs/adr/0052-calls-inside.md).
-  const bool is_small =
-      std::all_of(survey.memory.begin(), survey.memory.end(),
-                  [](const auto& one) { return !one.may_be_imported || one.bytes < kLeastShared; });
-  if (survey.is_whole && is_small) obstacle.severity = Severity::kYellow;
+  if (is_small(survey)) obstacle.severity = Severity::kYellow;
   out.push_back(std::move(obstacle));
 }
 
@@ -137,13 +151,14 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (*member.initial == CudaState::kRunning && !knows_sharing(pid)) to_ask.push_back(pid);
   }
   std::vector<Obstacle> out;
-  std::optional<proc::ProcessInfo> outside;
+  std::optional<Outside> outside;
   if (with_cuda.size() < 2) {
     // One of several that the user has named by itself.
-    if (!to_ask.empty()) outside = sharer_outside(shared_files(to_ask.front()), members);
+    if (!to_ask.empty()) outside = other_user_of_cuda(shared_files(to_ask.front()), members);
     if (!outside) return out;
-    with_cuda.push_back(outside->pid);
+    with_cuda.push_back(outside->process.pid);
   }
+  const bool shares_outside = outside && outside->has_host_memory_of_it;
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
     if (is_of_another_version(pid)) {
@@ -159,10 +174,11 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (survey) {
       // Its own may be what the other has imported: suspended alone it would come back with other
       // memory than that, and neither would know.
-      if (outside)
+      if (shares_outside)
         for (auto& one : survey->memory)
           one.may_be_imported |= one.answer.values[attach::kSurveyHandles] != 0;
-      judge_survey(pid, *survey, out);
+      const bool speaks_for_it = !outside || shares_outside || !is_small(*survey);
+      if (speaks_for_it || survey->has_managed()) judge_survey(pid, *survey, out);
       continue;
     }
     const ErrorCode code = survey.error().code;
@@ -181,11 +197,11 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     out.push_back(std::move(obstacle));
   }
   for (Obstacle& obstacle : out) {
-    if (outside && obstacle.id == "sharing-unknown")
-      obstacle.what += fmt::format(
-          "; it shares host memory with process {} ({}), which uses CUDA "
-          "and is not in the tree",
-          outside->pid.value, outside->comm);
+    if (!outside || obstacle.id != "sharing-unknown") continue;
+    if (!shares_outside) obstacle.severity = Severity::kYellow;
+    obstacle.what += fmt::format("; {} process {} ({}), which uses CUDA and is not in the tree",
+                                 shares_outside ? "it shares host memory with" : "there is",
+                                 outside->process.pid.value, printable(outside->process.comm));
   }
   return out;
 }

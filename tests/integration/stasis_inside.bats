@@ -443,9 +443,27 @@ share_beside() {
   in_state running "${CHILDREN[@]}"
 }
 
-@test "one process needs no consent, whatever it has" {
+@test "one that may have memory of a process it shares nothing else with is told of, by itself" {
+  start_target ipc
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  # It goes on to the driver, which is told to refuse the lock: this program would not come back.
+  STASIS_SIM_FAULTS="lock:error=999" capture stasis suspend "${CHILDREN[0]}"
+  ((status != 0))
+  assert_contains "$err" "note: "
+  assert_contains "$err" "may be another process's"
+  assert_contains "$err" "there is process $TARGET (stasis-workload), which uses CUDA and is not in the tree"
+  target_goes_on
+  capture stasis doctor "${CHILDREN[0]}" --json
+  assert_contains "$(json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'sharing-unknown'})")" yellow
+}
+
+@test "one process needs no consent, whatever it has, also beside another that uses CUDA" {
+  start_target memory --size 8M
+  local other=$TARGET
   start_target vmm --size 8M
   done_by suspend "$TARGET"
+  [[ $err != *"another process"* ]]
   done_by resume "$TARGET"
   target_verifies
+  kill -KILL "$other"
 }
