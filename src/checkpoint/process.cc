@@ -323,6 +323,15 @@ Result<void> Process::keep_agent_still() {
   return park_more_threads(pid(), {tid});
 }
 
+bool Process::is_kept_still() const {
+  const auto tid = restore_thread_id();
+  const auto space = proc::AddressSpace::open(pid());
+  if (!tid || !space) return false;
+  auto spared = agents_threads(pid());
+  spared.push_back(*tid);
+  return all_are_parked(*space, spared);
+}
+
 Result<void> Process::let_go_on() {
   const Span span(TraceKind::kDriver, "let threads go", pid());
   auto done = unpark_threads(pid());

@@ -196,15 +196,23 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
   return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);
 }
 
+bool will_be_still(const GroupMember& member) { return member.initial == CudaState::kRunning; }
+
+// Also one that was suspended before, but not by a tool that lets its threads run.
+bool is_still(const GroupMember& member) {
+  return will_be_still(member) ||
+         (member.initial == CudaState::kCheckpointed && member.process.is_kept_still());
+}
+
 }  // namespace
 
 std::uint64_t HostMemory::add_sources(
-    const Group& group,
+    const Group& group, const std::function<bool(const GroupMember&)>& wanted,
     const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
     std::vector<Source>& sources) {
   std::uint64_t bytes = 0;
   for (const GroupMember& member : group.members()) {
-    if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
+    if (!wanted(member) || !member.process.alive()) continue;
     auto space = proc::AddressSpace::open(member.process.pid());
     if (!space) continue;
     auto pagemap = open_pagemap(*space);
@@ -218,7 +226,7 @@ std::uint64_t HostMemory::add_sources(
 }
 
 bool HostMemory::find(const Group& group, bool always) {
-  bytes_ = add_sources(group, find_host_memory, sources_);
+  bytes_ = add_sources(group, is_still, find_host_memory, sources_);
   return !sources_.empty() && (always || bytes_ >= kWorthIt);
 }
 
@@ -268,7 +276,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   // A user or a scheduler may wait for the save.
   constexpr std::chrono::seconds kLongest{5};
   std::vector<Source> sources;
-  const std::uint64_t bytes = add_sources(group, guess_host_memory, sources);
+  const std::uint64_t bytes = add_sources(group, will_be_still, guess_host_memory, sources);
   struct statvfs room {};
   if (sources.empty() || bytes < limits.least || ::fstatvfs(image_dir.get(), &room) != 0) return {};
   const std::uint64_t needed = std::max(limits.image_bytes, bytes) + bytes;

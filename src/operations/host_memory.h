@@ -33,8 +33,8 @@ struct HostPiece {
 
 class HostMemory {
  public:
-  // What there is of the CUDA processes of `group`, whose threads are parked by it. False if that
-  // is less than is worth it, unless `always`.
+  // What there is of the CUDA processes of `group`, whose threads are parked by it, or were when
+  // they were suspended. False if that is less than is worth it, unless `always`.
   bool find(const Group& group, bool always);
   // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
   // but not for ever. save() then stores only what is new. Nothing is done if there is less than
@@ -69,9 +69,9 @@ class HostMemory {
     UniqueFd pagemap;
     std::vector<AddressRange> ranges;
   };
-  // With memory of the members, as `find` sees it, and how much that is.
+  // With memory of the members that are wanted, as `find` sees it, and how much that is.
   static std::uint64_t add_sources(
-      const Group& group,
+      const Group& group, const std::function<bool(const GroupMember&)>& wanted,
       const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
       std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);

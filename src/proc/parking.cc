@@ -590,6 +590,14 @@ Result<void> unpark_threads(Pid pid) {
   return trace_on_own_thread([&] { return unpark_all(*space); });
 }
 
+bool all_are_parked(const AddressSpace& space, const std::vector<Tid>& spared) {
+  const auto threads = proc::ProcFs().threads(space.pid());
+  return std::all_of(threads.begin(), threads.end(), [&](Tid thread) {
+    return std::find(spared.begin(), spared.end(), thread) != spared.end() ||
+           is_parked(space, waiting_of(space.pid(), thread));
+  });
+}
+
 namespace {
 
 tl::unexpected<Error> nothing_parked(Pid pid) {

@@ -39,6 +39,9 @@ Result<void> park_more_threads(Pid pid, const std::vector<Tid>& spared);
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
+// Whether all threads of the process but those `spared` are parked.
+bool all_are_parked(const proc::AddressSpace& space, const std::vector<Tid>& spared);
+
 // Says in the place of the parked threads that what CRIU makes of this process lacks memory that is
 // in the image (host_memory.h). The range that it returns is to be kept from CRIU together with
 // that memory: it is what tells the process, which has it, from its restored image, which has not.

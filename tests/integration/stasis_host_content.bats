@@ -114,6 +114,47 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   restored_verifies
 }
 
+# suspended_goes_past_criu: the target's.
+suspended_goes_past_criu() {
+  done_by suspend "$TARGET"
+  # Left as it was, which is suspended.
+  done_by dump "$TARGET" --images-dir "$image" --force --leave-running
+  (($(host_bytes) >= 100 << 20))
+  in_state checkpointed "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  done_by suspend "$TARGET"
+  dump_it --force
+  (($(host_bytes) >= 100 << 20))
+  restore_it
+  in_state checkpointed "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
+@test "a program that was suspended before goes past CRIU, too, and comes back suspended" {
+  start_target memory --size 128M
+  suspended_goes_past_criu
+  restored_verifies
+  LD_PRELOAD=$agent start_target memory --size 128M
+  suspended_goes_past_criu
+  restored_verifies
+}
+
+@test "one that another tool has suspended, whose threads may run, is left to CRIU" {
+  start_target memory --size 128M
+  # There is a place for its threads, in which none waits.
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  stasis-raw-driver --pid "$TARGET" lock checkpoint
+  dump_it
+  assert_equal "$(host_bytes)" 0
+  restore_it
+  stasis-raw-driver --pid "$TARGET" restore unlock
+  target_goes_on
+  restored_verifies
+}
+
 # bats test_tags=long
 @test "a dump that fails or is killed leaves the processes as they were, with all their memory" {
   local point way

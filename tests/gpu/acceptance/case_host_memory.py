@@ -1,9 +1,12 @@
 """Large host memory, past CRIU and through it: right, and how long each takes."""
 
+import glob
 import os
+import re
 import shutil
 import statistics
 import sys
+import threading
 
 from . import plain_criu
 from .core import case, expect, expect_equal
@@ -21,6 +24,36 @@ def start(machine, name, size, agent, kind):
 
 def phase(report, name):
     return sum(p["seconds"] for p in report["phases"] if p["name"] == name)
+
+
+class Peak:
+    """The most memory, in bytes, that our tools and criu have at a time while this is entered; shared memory counts once."""
+
+    PROGRAMS = ("stasis", "criu")
+
+    def __enter__(self):
+        self.bytes, self.ended = 0, threading.Event()
+        self.thread = threading.Thread(target=self.look)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+    def look(self):
+        while not self.ended.wait(0.02):
+            now = 0
+            for path in glob.glob("/proc/[0-9]*/comm"):
+                try:
+                    with open(path, encoding="ascii", errors="replace") as comm:
+                        if comm.read().strip() not in self.PROGRAMS:
+                            continue
+                    with open(os.path.dirname(path) + "/smaps_rollup", encoding="ascii") as rollup:
+                        now += sum(int(kib) << 10 for kib in re.findall(r"^Pss_(?:Anon|Shmem): +(\d+) kB", rollup.read(), re.M))
+                except OSError:
+                    continue
+            self.bytes = max(self.bytes, now)
 
 
 def compare(machine, kind, gib, agent, rounds):
@@ -51,6 +84,40 @@ def compare(machine, kind, gib, agent, rounds):
     return {"size": size, "agent": agent, "seconds": seconds, "medians": medians, "phases": phases,
             "note": (f"{size}: dump {medians['dump criu']:.2f} s by CRIU, {medians['dump parallel']:.2f} s past it; "
                      f"restore {medians['restore criu']:.2f} s, {medians['restore parallel']:.2f} s")}
+
+
+@case("host_memory.suspended", needs=NEEDS)
+def suspended(machine):
+    """A suspended program: dump and restore beside criu's own of the same program, in turn."""
+    size = os.environ.get("STASIS_TEST_HOST_MEMORY") or ("128M" if machine.simulated else "4G")
+    target = start(machine, "suspended", size, False, "host")
+    target.wait_rounds(1)
+    machine.stasis("suspend", target.pid).must_succeed()
+    none, images = plain_criu.no_plugins(machine), os.path.join(machine.work, "images")
+    seconds = {"criu dump": [], "dump": [], "criu restore": [], "restore": []}
+    most = 0
+    for _ in range(3):
+        # The first asks for what the driver has in the program as the other does: neither has it in a cache before.
+        seconds["criu dump"].append(plain_criu.dump(machine, target.pid, images, none).seconds)
+        target.forget_exit()
+        seconds["criu restore"].append(plain_criu.restore(machine, images, none).seconds)
+        shutil.rmtree(images)
+        with Peak() as peak:
+            dumped = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none").must_succeed()
+        target.forget_exit()
+        seconds["dump"].append(dumped.seconds)
+        seconds["restore"].append(machine.stasis("restore", "--images-dir", images, "--detach", "--leave-suspended")
+                                  .must_succeed().seconds)
+        shutil.rmtree(images)
+        most = max(most, peak.bytes)
+    machine.stasis("resume", target.pid).must_succeed()
+    target.wait_rounds(1)
+    expect(target.finish() > 0, "no round was verified")
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {verb: middle["criu " + verb] / middle[verb] for verb in ("dump", "restore")}
+    return {"size": size, "seconds": seconds, "ratios": ratios, "peak_bytes": most,
+            "note": (f"{size}: dump {middle['dump']:.2f} s, {ratios['dump']:.1f} times as fast as criu's; restore "
+                     f"{middle['restore']:.2f} s, {ratios['restore']:.1f} times; {most >> 20} MiB besides")}
 
 
 case("host_memory.agent", needs=NEEDS)(lambda machine: compare(machine, "host", 12, True, 2))
