@@ -71,7 +71,8 @@ class Process {
   // The same for a process that is checkpointed, and whose agent was to work until now. On an error
   // its other threads are kept still all the same.
   Result<void> keep_agent_still();
-  // Whether every thread but the driver's own and the agent's is kept still, by this tool or another.
+  // Whether every thread but the driver's own and the agent's is kept still, by this tool or
+  // another.
   bool is_kept_still() const;
   // Undoes keep_still(), where something other than unlock() has made the process run.
   Result<void> let_go_on();
