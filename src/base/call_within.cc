@@ -1,6 +1,7 @@
 #include "base/call_within.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +11,8 @@
 #include <set>
 #include <system_error>
 #include <thread>
+
+#include "base/units.h"
 
 namespace stasis {
 namespace {
@@ -43,12 +46,63 @@ std::optional<milliseconds> limit_of(Pid process) {
   return std::max(out, kLeast);
 }
 
-struct Call {
-  std::mutex mutex;
-  std::condition_variable came;
-  bool is_back = false;
-  bool is_left = false;
+// Calls about some processes, in order.
+struct Calls {
+  std::vector<Pid> processes;
+  std::function<void(std::size_t)> work;
 };
+
+struct Range {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+// What a thread that makes calls and its caller tell each other.
+struct Desk {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::shared_ptr<const Calls> calls;
+  Range left;               // of them to be made
+  Clock::time_point begun;  // the first of these
+  bool is_left = false;     // in the middle of a call
+  bool ends = false;
+};
+
+// True if it was left behind.
+bool make_calls(Desk& desk, const Calls& calls, const Range& range) {
+  for (std::size_t i = range.begin; i < range.end; ++i) {
+    calls.work(i);
+    const std::scoped_lock lock(desk.mutex);
+    if (desk.is_left) {
+      const std::scoped_lock all(left().mutex);
+      left().processes.erase(left().processes.find(calls.processes[i]));
+      return true;
+    }
+    desk.left.begin = i + 1;
+    desk.begun = Clock::now();
+  }
+  return false;
+}
+
+void serve(const std::shared_ptr<Desk>& desk) {
+  // Also for some time after it was joined, a thread with its program's folders would keep that
+  // from entering another mount namespace (setns(2)).
+  (void)::unshare(CLONE_FS);
+  for (;;) {
+    std::unique_lock lock(desk->mutex);
+    desk->changed.wait(lock, [&] { return desk->calls || desk->ends; });
+    if (!desk->calls) return;
+    auto calls = desk->calls;
+    const Range range = desk->left;
+    lock.unlock();
+    if (make_calls(*desk, *calls, range)) return;
+    calls.reset();
+    lock.lock();
+    desk->calls.reset();
+    lock.unlock();
+    desk->changed.notify_all();
+  }
+}
 
 // Without this program's handlers of signals.
 std::thread start(std::function<void()> work) {
@@ -68,37 +122,113 @@ std::thread start(std::function<void()> work) {
 
 }  // namespace
 
-bool run_within(Pid process, std::function<void()> work) {
-  const auto limit = limit_of(process);
-  if (!limit) return false;
-  const auto call = std::make_shared<Call>();
-  std::thread thread = start([call, work, process] {
-    // Also for some time after it was joined, a thread with its program's folders would keep that
-    // from entering another mount namespace (setns(2)).
-    (void)::unshare(CLONE_FS);
-    work();
-    const std::scoped_lock lock(call->mutex);
-    call->is_back = true;
-    call->came.notify_all();
-    if (!call->is_left) return;
-    const std::scoped_lock all(left().mutex);
-    left().processes.erase(left().processes.find(process));
-  });
-  if (!thread.joinable()) {
-    work();
-    return true;
-  }
-  std::unique_lock lock(call->mutex);
-  if (call->came.wait_for(lock, *limit, [&] { return call->is_back; })) {
+class CallThread {
+ public:
+  CallThread() = default;
+  CallThread(const CallThread&) = delete;
+  CallThread& operator=(const CallThread&) = delete;
+  ~CallThread() { end(); }
+
+  bool is_of_this_process() const { return owner_ == ::getpid(); }
+
+  // Up to which of the calls all have come back: the end of the range, or one that is left behind.
+  std::size_t make(const std::shared_ptr<const Calls>& calls, const Range& range,
+                   milliseconds limit) {
+    if (!thread_.joinable()) {
+      desk_ = std::make_shared<Desk>();
+      thread_ = start([desk = desk_] { serve(desk); });
+    }
+    if (!thread_.joinable()) {  // the system gives none
+      for (std::size_t i = range.begin; i < range.end; ++i)
+        calls->work(i);
+      return range.end;
+    }
+    std::unique_lock lock(desk_->mutex);
+    desk_->calls = calls;
+    desk_->left = range;
+    desk_->begun = Clock::now();
     lock.unlock();
-    thread.join();
-    return true;
+    desk_->changed.notify_all();
+    lock.lock();
+    while (!desk_->changed.wait_until(lock, desk_->begun + limit, [&] { return !desk_->calls; })) {
+      // Or another one has begun meanwhile.
+      const bool is_late = Clock::now() >= desk_->begun + limit;
+      if (is_late && desk_->left.begin < range.end) return leave(*calls);
+    }
+    return range.end;
   }
-  call->is_left = true;
-  const std::scoped_lock all(left().mutex);
-  left().processes.insert(process);
-  thread.detach();
-  return false;
+
+ private:
+  std::size_t leave(const Calls& calls) {
+    const std::size_t at = desk_->left.begin;
+    desk_->is_left = true;
+    const std::scoped_lock all(left().mutex);
+    left().processes.insert(calls.processes[at]);
+    thread_.detach();
+    return at;
+  }
+
+  void end() {
+    if (!thread_.joinable()) return;
+    // A forked child has no such thread.
+    if (!is_of_this_process()) return thread_.detach();
+    {
+      const std::scoped_lock lock(desk_->mutex);
+      desk_->ends = true;
+    }
+    desk_->changed.notify_all();
+    thread_.join();
+  }
+
+  std::shared_ptr<Desk> desk_;
+  std::thread thread_;
+  const pid_t owner_ = ::getpid();
+};
+
+namespace {
+
+thread_local CallThread* t_kept = nullptr;
+
+CallThread* kept() { return t_kept != nullptr && t_kept->is_of_this_process() ? t_kept : nullptr; }
+
+}  // namespace
+
+KeptCallThread::KeptCallThread() : before_(t_kept) {
+  if (kept() != nullptr) return;
+  own_ = std::make_unique<CallThread>();
+  t_kept = own_.get();
+}
+
+KeptCallThread::KeptCallThread(CallThread* lent) : before_(t_kept) {
+  if (lent != nullptr) t_kept = lent;
+}
+
+KeptCallThread::~KeptCallThread() { t_kept = before_; }
+
+CallThread* KeptCallThread::current() { return kept(); }
+
+std::vector<bool> run_within_each(std::vector<Pid> processes,
+                                  std::function<void(std::size_t)> work) {
+  std::vector<bool> came(processes.size(), false);
+  const auto calls = std::make_shared<const Calls>(Calls{std::move(processes), std::move(work)});
+  CallThread own;
+  CallThread& thread = kept() != nullptr ? *kept() : own;
+  for (std::size_t i = 0; i < came.size();) {
+    const auto limit = limit_of(calls->processes[i]);
+    Range range{i, limit ? i + 1 : i};
+    while (limit && range.end < came.size() && limit_of(calls->processes[range.end]))
+      ++range.end;
+    const std::size_t end = limit ? thread.make(calls, range, *limit) : i;
+    std::fill(came.begin() + static_cast<std::ptrdiff_t>(i),
+              came.begin() + static_cast<std::ptrdiff_t>(end), true);
+    // The one at which it has ended early is left out.
+    i = end == range.end && limit ? end : end + 1;
+  }
+  return came;
+}
+
+bool run_within(Pid process, std::function<void()> work) {
+  return run_within_each({process}, [work = std::move(work)](std::size_t) { work(); }).front();
 }
 
 }  // namespace stasis

@@ -3,10 +3,12 @@
 // does that maps a file of a file system which it serves itself (FUSE).
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/ids.h"
 
@@ -17,6 +19,33 @@ namespace stasis {
 // it up. So `work` owns all that it uses. Not called at all with one left behind about the same
 // `process`, or with many; where the system gives no thread, it is called on this one.
 bool run_within(Pid process, std::function<void()> work);
+
+// Calls `work` with the index of each of the processes in turn, all on one thread; each has the
+// time of one alone. Which of them have come back: what the others give is not to be looked at.
+std::vector<bool> run_within_each(std::vector<Pid> processes,
+                                  std::function<void(std::size_t)> work);
+
+class CallThread;
+
+// While it lives, all calls of the thread that has made it go over one other thread, which stays:
+// to start one for each takes ten times as long as most of the calls. For one operation, not for
+// ever: it has the namespaces and the rights that its maker has at its first call. A forked child
+// has none of it.
+class KeptCallThread {
+ public:
+  KeptCallThread();
+  // The one of a thread that waits for this one meanwhile; nothing for null.
+  explicit KeptCallThread(CallThread* lent);
+  KeptCallThread(const KeptCallThread&) = delete;
+  KeptCallThread& operator=(const KeptCallThread&) = delete;
+  ~KeptCallThread();
+  // That of the calling thread; null if it keeps none.
+  static CallThread* current();
+
+ private:
+  CallThread* before_;
+  std::unique_ptr<CallThread> own_;
+};
 
 // What `work` gives, if it comes back.
 template <class Work>

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/own_helpers.h"
 #include "base/processors.h"
 #include "base/threads.h"
@@ -161,6 +162,7 @@ Result<bool> Group::refresh(Pid root) {
                 "start the program again, or restore it from an image");
   };
   if (!members_.empty() && !members_.front().process.alive()) return gone();
+  const KeptCallThread calls;
   auto tree = procfs_.tree(root);
   // Its number may mean another process by now.
   if (!members_.empty() && !members_.front().process.alive()) return gone();

@@ -20,6 +20,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/fd.h"
 #include "base/processors.h"
 #include "base/threads.h"
@@ -421,6 +422,7 @@ AskedStates ask_processes(Pid root) {
       std::min<std::size_t>(places.size(), std::min(kMostAskers, usable_processors()));
   std::atomic<std::size_t> next = 0;
   on_threads(static_cast<unsigned>(count), [&](unsigned) {
+    const KeptCallThread calls;
     Sandboxes sandboxes;
     for (std::size_t i = next++; i < places.size(); i = next++) {
       auto& [pid, state] = *places[i];

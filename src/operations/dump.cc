@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "base/background.h"
+#include "base/call_within.h"
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/scope_guard.h"
@@ -679,6 +680,7 @@ Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& opt
                 "give one of them; a restore can still close what was kept: `stasis restore "
                 "--tcp-close`");
   }
+  const KeptCallThread calls;
   for (int tries = 1;; ++tries) {
     DumpRun run(env, root, options);
     auto dumped = run.run();

@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/scope_guard.h"
 #include "proc/procfs.h"
 #include "proc/ptrace_status.h"
@@ -75,8 +76,10 @@ Result<void> trace_on_own_thread(const std::function<Result<void>()>& act) {
   std::condition_variable ended;
   bool has_ended = false;
   Since since = 0;
+  CallThread* const calls = KeptCallThread::current();
   try {
     std::jthread thread([&] {
+      const KeptCallThread lent(calls);
       t_since = &since;
       const ScopeGuard tell([&] {
         const std::scoped_lock lock(mutex);

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 
@@ -193,18 +194,24 @@ Result<ProcFs::Listing> ProcFs::list() const {
   if (root_ == kRealProc) STASIS_TRY(check_proc_mount());
   const DirectoryStream dir = list_open(root_);
   if (!dir) return fail(errno_error("cannot list " + root_, errno));
+  std::vector<Pid> pids;
+  while (const dirent* entry = ::readdir(dir.get()))
+    if (const Pid pid{number<int>(entry->d_name)}; pid.value > 0) pids.push_back(pid);
+  const auto stats = std::make_shared<std::vector<Result<std::string>>>(pids.size());
+  const auto came = run_within_each(pids, [root = root_, pids, stats](std::size_t i) {
+    stats->at(i) = read_file(AT_FDCWD, fmt::format("{}/{}/stat", root, pids[i].value));
+  });
   Listing out;
-  while (const dirent* entry = ::readdir(dir.get())) {
-    const Pid pid{number<int>(entry->d_name)};
-    if (pid.value <= 0) continue;
-    auto stat = read_of(root_, pid, "stat");
-    if (!stat && stat.error().code == ErrorCode::kBusy) {
-      const auto status = read_of(root_, pid, "status");
-      if (status)
-        out.held.push_back({pid, Pid{number<int>(field(*status, "PPid"))}, field(*status, "Name")});
+  for (std::size_t i = 0; i < pids.size(); ++i) {
+    if (!came[i]) {
+      if (const auto status = read_of(root_, pids[i], "status")) {
+        out.held.push_back(
+            {pids[i], Pid{number<int>(field(*status, "PPid"))}, field(*status, "Name")});
+      }
+      continue;
     }
-    if (!stat) continue;  // or it is gone meanwhile
-    if (auto info = parse_own_stat(root_, *stat)) out.processes.push_back(std::move(*info));
+    if (!stats->at(i)) continue;  // it is gone meanwhile
+    if (auto info = parse_own_stat(root_, *stats->at(i))) out.processes.push_back(std::move(*info));
   }
   return out;
 }
