@@ -68,12 +68,13 @@ bool is_its_parents_copy(const Process& process, const proc::ProcFs& procfs) {
 // What the process is in. One that is just being forked, or is about to end, may leave the driver
 // without an answer, or with a wrong one: a little later it is either gone or gives the right one.
 Result<std::optional<CudaState>> ask_with_deadline(const Process& process, bool forked_from_cuda,
-                                                   const proc::ProcFs& procfs) {
+                                                   const proc::ProcFs& procfs,
+                                                   proc::FrozenCgroups& cgroups) {
   constexpr milliseconds kTimeout{500};
   constexpr milliseconds kPause{10};
   const auto start = Clock::now();
   for (;;) {
-    auto state = process.cuda_state();
+    auto state = process.cuda_state(&cgroups);
     const bool unsure =
         state ? state->has_value() && forked_from_cuda && is_its_parents_copy(process, procfs)
               : state.error().code == ErrorCode::kDriverError && !has_gone(process, state.error());
@@ -174,20 +175,20 @@ Result<bool> Group::refresh(Pid root) {
   });
   bool changed = false;
   bool more_cuda = false;
+  proc::FrozenCgroups cgroups;
   for (const proc::ProcessInfo& info : *tree) {
     const auto known = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
       return m.process.id() == info.id();
     });
     if (known != members_.end()) {
       if (known->initial) continue;
-      auto state = ask_with_deadline(known->process, false, procfs_);
+      auto state = ask_with_deadline(known->process, false, procfs_, cgroups);
       if (!state && has_gone(known->process, state.error())) continue;
       if (!state) return fail(std::move(state.error()));
-      if (*state) {
-        STASIS_TRY(refuse_ourselves(known->process));
-        known->initial = **state;
-        changed = more_cuda = true;
-      }
+      if (!*state) continue;
+      STASIS_TRY(refuse_ourselves(known->process));
+      known->initial = **state;
+      changed = more_cuda = true;
       continue;
     }
     if (info.has_ended()) {
@@ -204,7 +205,7 @@ Result<bool> Group::refresh(Pid root) {
       return m.process.pid() == info.parent;
     });
     const bool forked_from_cuda = parent != members_.end() && parent->initial;
-    auto state = ask_with_deadline(*process, forked_from_cuda, procfs_);
+    auto state = ask_with_deadline(*process, forked_from_cuda, procfs_, cgroups);
     if (!state) {
       if (info.pid != root && has_gone(*process, state.error())) continue;
       return fail(std::move(state.error()));

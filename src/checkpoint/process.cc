@@ -43,18 +43,21 @@ bool is_own_thread(Tid thread) {
 }  // namespace
 
 Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
-  // First /proc, which can name the process of a thread; then the pidfd; then /proc again, so that
-  // what was read is of the pidfd's process and not of an earlier one with the same number.
-  STASIS_TRY(procfs.process(pid));
-  STASIS_TRY_ASSIGN(auto pidfd, Pidfd::open(pid));
+  // First the pidfd and then /proc, so that what is read is of the pidfd's process and not of an
+  // earlier one with the same number. It is /proc that can name the process of a thread.
+  auto pidfd = Pidfd::open(pid);
+  if (!pidfd) {
+    STASIS_TRY(procfs.process(pid));
+    return fail(std::move(pidfd.error()));
+  }
   STASIS_TRY_ASSIGN(auto info, procfs.process(pid));
-  if (info.has_ended() || !pidfd.alive()) {
+  if (info.has_ended() || !pidfd->alive()) {
     return fail(
         ErrorCode::kZombie,
         fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info.comm),
         "nothing can be done with it; start the program again");
   }
-  return Process(driver, std::move(pidfd), std::move(info), std::move(procfs));
+  return Process(driver, std::move(*pidfd), std::move(info), std::move(procfs));
 }
 
 Error Process::explain(Action action, const DriverFailure& failure) const {
@@ -84,12 +87,12 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
   return explain_driver_failure(failure, action, pid(), procfs_);
 }
 
-Result<bool> Process::can_answer() const {
-  const auto now = procfs_.process(pid());
+Result<bool> Process::can_answer(proc::FrozenCgroups* cgroups) const {
+  const auto now = procfs_.state(pid());
   if (!now) return true;  // the driver's answer is explained in any case
-  if (now->state != 'T' && now->state != 't') {
-    if (now->state == 'R') return true;
-    const auto frozen = proc::frozen_cgroup(pid());
+  if (*now != 'T' && *now != 't') {
+    if (*now == 'R') return true;
+    const auto frozen = cgroups != nullptr ? cgroups->of(pid()) : proc::frozen_cgroup(pid());
     if (!frozen) return true;
     const auto maps = procfs_.maps_file(pid(), "libcuda.so");
     if (maps && !*maps) return true;
@@ -117,7 +120,7 @@ Result<bool> Process::can_answer() const {
   // Another tracer that lets it run can hold it again at any moment.
   const bool ours = status && status->tracer != 0 && is_own_thread(Tid{status->tracer});
   if (ours && thread && thread->state != 'T' && thread->state != 't') return true;
-  if (now->state == 'T') {
+  if (*now == 'T') {
     return fail(ErrorCode::kBusy,
                 fmt::format("process {} ({}) is stopped, and its driver cannot answer", pid().value,
                             info_.comm),
@@ -131,9 +134,9 @@ Result<bool> Process::can_answer() const {
               "wait for that to end, or detach it");
 }
 
-Result<std::optional<CudaState>> Process::cuda_state() const {
+Result<std::optional<CudaState>> Process::cuda_state(proc::FrozenCgroups* cgroups) const {
   // The driver asks a thread of the target, and waits for its answer for ever (580.159.04).
-  STASIS_TRY_ASSIGN(auto able, can_answer());
+  STASIS_TRY_ASSIGN(auto able, can_answer(cgroups));
   if (!able) return std::optional<CudaState>();
   auto state = driver_->state(pid());
   // What most processes of a tree answer needs no explanation.

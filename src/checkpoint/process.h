@@ -16,6 +16,7 @@
 #include "base/interrupt.h"
 #include "base/result.h"
 #include "driver/driver.h"
+#include "proc/cgroup.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -38,7 +39,8 @@ class Process {
   // kBusy for a process that is stopped or traced, unless the tool has woken the thread by which
   // its driver answers (proc::AwakeThread). Must not be asked while a lock is pending in another
   // thread: the driver answers only when that lock ends (580.159.04).
-  Result<std::optional<CudaState>> cuda_state() const;
+  // `cgroups`: of the look at many processes that this is part of.
+  Result<std::optional<CudaState>> cuda_state(proc::FrozenCgroups* cgroups = nullptr) const;
 
   // Its parent, if it runs in the memory of that (vfork, CLONE_VM) and is not the one of the two
   // that uses the CUDA there: whatever the driver finds in it is the parent's.
@@ -90,7 +92,7 @@ class Process {
   Result<void> lock_now(std::chrono::milliseconds timeout, const Interrupt* interrupt);
   // False for a process without CUDA. kBusy if the process is stopped or traced: every call of the
   // driver would hang.
-  Result<bool> can_answer() const;
+  Result<bool> can_answer(proc::FrozenCgroups* cgroups = nullptr) const;
   // Refuses the action if the process has gone or is in a state that does not allow it.
   Result<void> expect(Action action, CudaState wanted) const;
   Error explain(Action action, const DriverFailure& failure) const;

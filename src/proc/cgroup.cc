@@ -127,4 +127,12 @@ std::optional<FrozenCgroup> frozen_cgroup(Pid pid, const std::string& proc) {
   return own;
 }
 
+std::optional<FrozenCgroup> FrozenCgroups::of(Pid pid) {
+  const auto text = read_file(AT_FDCWD, fmt::format("{}/{}/cgroup", proc_, pid.value));
+  if (!text) return std::nullopt;
+  const auto [known, is_new] = known_.try_emplace(*text);
+  if (is_new) known->second = frozen_cgroup(pid, proc_);
+  return known->second;
+}
+
 }  // namespace stasis::proc

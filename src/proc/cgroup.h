@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -47,5 +49,17 @@ struct FrozenCgroup {
 // The cgroup by which the process is frozen; its own where that cannot be seen from here. Nothing
 // if it runs.
 std::optional<FrozenCgroup> frozen_cgroup(Pid pid, const std::string& proc = "/proc");
+
+// The same for one look at many processes: what is said of a cgroup counts for all in it. One
+// thread at a time.
+class FrozenCgroups {
+ public:
+  explicit FrozenCgroups(std::string proc = "/proc") : proc_(std::move(proc)) {}
+  std::optional<FrozenCgroup> of(Pid pid);
+
+ private:
+  std::string proc_;
+  std::map<std::string, std::optional<FrozenCgroup>> known_;  // by /proc/PID/cgroup
+};
 
 }  // namespace stasis::proc

@@ -74,6 +74,13 @@ TEST_F(CgroupTest, TheFrozenOneIsNamedThatHoldsTheProcess) {
   EXPECT_EQ(frozen()->directory, at("v1/job/step"));
   write("v1/job/freezer.self_freezing", "1\n");
   EXPECT_EQ(frozen()->directory, at("v1/job"));
+  write("proc/13/cgroup", "0::/pod\n");
+  FrozenCgroups known(at("proc"));
+  ASSERT_TRUE(known.of(Pid{12}));
+  write("v1/job/freezer.self_freezing", "0\n");
+  EXPECT_EQ(known.of(Pid{12})->directory, at("v1/job")) << "it is asked once for all in it";
+  EXPECT_FALSE(known.of(Pid{13}));
+  EXPECT_FALSE(known.of(Pid{14})) << "a process that is not there";
 }
 
 }  // namespace

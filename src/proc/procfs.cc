@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,9 +34,17 @@ Error no_such_process(Pid pid) {
                "check the number; `stasis ps` lists the processes that use CUDA"};
 }
 
+// Of a file that the kernel itself makes: no process can put another one in its place, so that it
+// is opened at once.
+Result<std::string> read_kernels(const std::string& path) {
+  constexpr std::size_t kMost = 64U << 20;
+  STASIS_TRY_ASSIGN(auto file, open_file(AT_FDCWD, path, O_RDONLY | O_NONBLOCK));
+  return read_file(file, path, kMost);
+}
+
 Result<std::string> read_of(const std::string& root, Pid pid, const std::string& name) {
   const auto read = [path = fmt::format("{}/{}/{}", root, pid.value, name)] {
-    return read_file(AT_FDCWD, path);
+    return read_kernels(path);
   };
   // "stat" waits for an execve(2) of the process to come to its end (seen with Linux 6.18).
   auto text = name.ends_with("stat") ? call_within(pid, read) : std::optional(read());
@@ -48,16 +55,28 @@ Result<std::string> read_of(const std::string& root, Pid pid, const std::string&
 
 // The value of "Key:\tvalue" in /proc/PID/status.
 std::string field(const std::string& status, std::string_view key) {
-  std::istringstream lines(status);
-  std::string line;
-  while (std::getline(lines, line)) {
-    if (line.size() > key.size() && line.compare(0, key.size(), key) == 0 &&
-        line[key.size()] == ':') {
-      const std::size_t begin = line.find_first_not_of(" \t", key.size() + 1);
-      return begin == std::string::npos ? std::string() : line.substr(begin);
-    }
+  for (std::size_t at = 0; at < status.size();
+       at = std::min(status.find('\n', at), status.size()) + 1) {
+    std::string_view line = std::string_view(status).substr(at, status.find('\n', at) - at);
+    if (!line.starts_with(key)) continue;
+    line.remove_prefix(key.size());
+    if (!line.starts_with(':')) continue;
+    const std::size_t begin = line.find_first_not_of(" \t", 1);
+    return begin == std::string_view::npos ? std::string() : std::string(line.substr(begin));
   }
   return {};
+}
+
+std::vector<std::string_view> words_of(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n";
+  std::vector<std::string_view> words;
+  for (std::size_t at = text.find_first_not_of(kBlanks); at != std::string_view::npos;
+       at = text.find_first_not_of(kBlanks, at)) {
+    const std::size_t end = std::min(text.find_first_of(kBlanks, at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return words;
 }
 
 // The first number in a text, or 0.
@@ -125,10 +144,7 @@ Result<ProcessInfo> parse_stat(const std::string& line) {
   ProcessInfo info;
   info.pid = Pid{number<int>(line)};
   info.comm = line.substr(open + 1, close - open - 1);
-  std::istringstream rest(line.substr(close + 1));
-  std::vector<std::string> words;
-  for (std::string word; rest >> word;)
-    words.push_back(std::move(word));
+  const std::vector<std::string_view> words = words_of(std::string_view(line).substr(close + 1));
   // Fields are numbered from 3 (state) here; 4 parent, 6 session, 7 terminal, 22 start time
   // (`man 5 proc`).
   if (words.size() < 20) {
@@ -172,6 +188,14 @@ Result<ProcessInfo> ProcFs::process(Pid pid) const {
   return parse_own_stat(root_, stat);
 }
 
+Result<char> ProcFs::state(Pid pid) const {
+  STASIS_TRY_ASSIGN(auto status, read_of(root_, pid, "status"));
+  const std::string state = field(status, "State");
+  if (!state.empty()) return state.front();
+  return fail(ErrorCode::kInternal,
+              fmt::format("{}/{}/status names no state (State)", root_, pid.value));
+}
+
 Result<ProcessDetails> ProcFs::details(Pid pid) const {
   STASIS_TRY_ASSIGN(auto status, read_of(root_, pid, "status"));
   ProcessDetails details;
@@ -199,7 +223,7 @@ Result<ProcFs::Listing> ProcFs::list() const {
     if (const Pid pid{number<int>(entry->d_name)}; pid.value > 0) pids.push_back(pid);
   const auto stats = std::make_shared<std::vector<Result<std::string>>>(pids.size());
   const auto came = run_within_each(pids, [root = root_, pids, stats](std::size_t i) {
-    stats->at(i) = read_file(AT_FDCWD, fmt::format("{}/{}/stat", root, pids[i].value));
+    stats->at(i) = read_kernels(fmt::format("{}/{}/stat", root, pids[i].value));
   });
   Listing out;
   for (std::size_t i = 0; i < pids.size(); ++i) {
@@ -338,9 +362,13 @@ std::vector<std::uint64_t> inodes_of_sockets(const std::vector<OpenFile>& files,
 
 }  // namespace
 
+std::vector<std::uint64_t> socket_inodes(const std::vector<OpenFile>& files) {
+  return inodes_of_sockets(files, [](const OpenFile&) { return true; });
+}
+
 Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
   STASIS_TRY_ASSIGN(auto files, open_files(pid));
-  return inodes_of_sockets(files, [](const OpenFile&) { return true; });
+  return proc::socket_inodes(files);
 }
 
 Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
@@ -378,48 +406,6 @@ Result<std::int64_t> ProcFs::started(const ProcessInfo& info) const {
   const std::uint64_t start =
       info.start_ticks + (root_ == kRealProc ? own_boot_offset_ticks() : std::uint64_t{0});
   return boot + static_cast<std::int64_t>(start) / ticks;
-}
-
-namespace {
-
-struct KnownUsers {
-  std::uint64_t first = 0;
-  std::uint64_t count = 0;
-};
-
-// As numbers inside of our user namespace.
-std::vector<KnownUsers> known_users() {
-  std::ifstream map("/proc/self/uid_map");
-  std::vector<KnownUsers> out;
-  std::uint64_t outside = 0;
-  for (KnownUsers one; map >> one.first >> outside >> one.count;)
-    out.push_back(one);
-  return out;
-}
-
-}  // namespace
-
-std::optional<uid_t> unknown_owner() {
-  std::ifstream overflow("/proc/sys/kernel/overflowuid");
-  uid_t unknown = 0;
-  if (!(overflow >> unknown)) return std::nullopt;
-  for (const KnownUsers& one : known_users())
-    if (unknown >= one.first && unknown - one.first < one.count) return std::nullopt;
-  return unknown;
-}
-
-bool knows_one_user() {
-  const auto users = known_users();
-  return users.size() == 1 && users.front().count == 1;
-}
-
-bool ProcFs::in_own_user_namespace() const {
-  const auto map = read_file(AT_FDCWD, root_ + "/self/uid_map");
-  if (!map) return false;
-  std::istringstream line(*map);
-  std::uint64_t inside = 1, outside = 1, count = 0;
-  line >> inside >> outside >> count;
-  return inside != 0 || outside != 0 || count != 0xffffffff;
 }
 
 Result<std::uint64_t> ProcFs::own_capabilities(const char* set) const {

@@ -105,6 +105,9 @@ inline constexpr std::size_t kLongestPath = 16384;
 inline constexpr std::size_t kManyPaths = 16U << 20;
 inline constexpr std::size_t kShortPath = 256;
 
+// The inode numbers of those that are sockets.
+std::vector<std::uint64_t> socket_inodes(const std::vector<OpenFile>& files);
+
 // `root` is "/proc" but in tests.
 // The mapping of an address, without its path, by an open /proc/PID/maps; nothing if there is none.
 // kNotSupported before Linux 6.11.
@@ -124,6 +127,9 @@ class ProcFs {
   // that of this PID namespace (proc_mount.h), as all() says too. A thread's number is refused with
   // kThreadId, naming its process: /proc/TID exists for threads too, though it is not listed.
   Result<ProcessInfo> process(Pid pid) const;
+  // Its state alone, as ProcessInfo has it; of a process that is known to be one. An execve(2) that
+  // does not come to its end does not hold this up. kNoSuchProcess, kNotPermitted.
+  Result<char> state(Pid pid) const;
   // kNoSuchProcess, kNotPermitted.
   Result<ProcessDetails> details(Pid pid) const;
 
