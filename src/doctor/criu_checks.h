@@ -1,10 +1,11 @@
 // The parts of find_undumpable(), one for each concern. Private to src/doctor.
 //
-// Each adds what it sees to Signs. They read /proc; one thread at a time.
+// Each adds what it sees to Signs. They read /proc, each on one thread, and several at a time.
 #pragma once
 
 #include <istream>
 #include <map>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "base/obstacle.h"
 #include "doctor/criu_obstacles.h"
+#include "doctor/facts.h"
 #include "image/criu_options.h"
 #include "proc/procfs.h"
 
@@ -27,7 +29,7 @@ struct Kind {
   std::string_view remedy;
 };
 
-// What was seen, by process. The kinds are constants, which outlive it.
+// What was seen, by process. The kinds are constants, which outlive it. Thread-safe.
 class Signs {
  public:
   void add(Pid pid, const Kind& kind, std::string value);
@@ -35,45 +37,42 @@ class Signs {
   std::vector<Obstacle> obstacles(const std::vector<proc::ProcessInfo>& processes) const;
 
  private:
+  mutable std::mutex mutex_;
   std::map<std::pair<int, const Kind*>, std::vector<std::string>> seen_;
 };
 
 using Processes = std::vector<proc::ProcessInfo>;  // the root of the tree first
 
-// Does the process live in our namespace of that kind ("net")? False if it cannot be seen.
-bool has_our_namespace(Pid pid, std::string_view kind);
-
 // Memory that the kernel shows under a name, though there is no file.
 bool is_of_no_file(std::string_view path);
 
 // criu_namespaces.cc
-void probe_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_namespaces(Facts& facts, const Processes& processes, Signs& out);
 // Open files of namespaces ("net:[4026531840]") that are not of the tree.
-void probe_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_namespace_files(Facts& facts, const Processes& processes, Signs& out);
 
 // Cgroups that are not the root's.
 void probe_cgroups(const Processes& processes, const CriuOptions& options, Signs& out);
 
 // criu_mounts.cc. What CRIU does not find by its mount or its path; nothing with
 // `--external file[...]`, by which files are taken out of its hands.
-void probe_mounts(const proc::ProcFs& procfs, const Processes& processes,
-                  const CriuOptions& options, bool simulated, Signs& out);
+void probe_mounts(Facts& facts, const Processes& processes, const CriuOptions& options,
+                  bool simulated, Signs& out);
 
 // criu_threads.cc
-void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
-                   const CriuOptions& options, Signs& out);
+void probe_seccomp(Facts& facts, const Processes& processes, const CriuOptions& options,
+                   Signs& out);
 // Processes that share with their parent what CRIU cannot save of both.
 void probe_shared_processes(const Processes& processes, Signs& out);
 // How they are scheduled, and what they do not share with their process.
-void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_threads(Facts& facts, const Processes& processes, Signs& out);
 // What parents are told the end of the processes below the root by.
 void probe_exit_signals(const Processes& all_processes, Signs& out);
 // `all_processes`: zombies too.
-void probe_zombies(const proc::ProcFs& procfs, const Processes& all_processes, Pid root,
-                   Signs& out);
+void probe_zombies(Facts& facts, const Processes& all_processes, Pid root, Signs& out);
 
 // criu_code.cc
-void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_code(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_seals.cc. The first mappings of each kind in a text of smaps ("7f0000000000-7f0000010000");
 // empty if there is none.
@@ -86,21 +85,20 @@ GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(const Processes& processes, Signs& out);
 
 // criu_lines.cc
-void probe_lines(const proc::ProcFs& procfs, const Processes& processes, Signs& out);
+void probe_lines(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_procfs.cc; `all`: zombies too.
-void probe_procfs(const proc::ProcFs& procfs, const Processes& processes, const Processes& all,
-                  Signs& out);
+void probe_procfs(Facts& facts, const Processes& processes, const Processes& all, Signs& out);
 
 // criu_timers.cc
 void probe_timers(const Processes& processes, Signs& out);
 
 // criu_semaphores.cc
-void probe_semaphores(const Processes& processes, Signs& out);
+void probe_semaphores(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_terminals.cc
-void probe_terminals(const proc::ProcFs& procfs, const Processes& processes,
-                     const CriuOptions& options, Signs& out);
+void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions& options,
+                     Signs& out);
 // Numbers of the kernel's admin-guide/devices.txt: a master is 5:2, the slaves are 136:0 to
 // 143:255.
 inline constexpr unsigned kPtmxMajor = 5;
@@ -113,7 +111,7 @@ int index_of_master(Pid pid, int descriptor);
 
 // criu_pipes.cc. Of all processes of the tree. `connected`: pipes that a restore connects
 // again ("pipe:[1234]").
-void probe_pipes(const proc::ProcFs& procfs, const Processes& all_processes,
+void probe_pipes(Facts& facts, const Processes& all_processes,
                  std::span<const std::string> connected, Signs& out);
 
 // Is the process below one of the tree, though it was not there when the tree was read?
@@ -121,7 +119,7 @@ bool descends_from(const proc::ProcFs& procfs, const std::set<int>& tree, proc::
 
 // criu_shared.cc. What processes outside of the tree have too: memory without a name, eventfds,
 // sockets, open files.
-void probe_shared(const proc::ProcFs& procfs, const Processes& all_processes,
-                  const CriuOptions& options, bool simulated, Signs& out);
+void probe_shared(Facts& facts, const Processes& all_processes, const CriuOptions& options,
+                  bool simulated, Signs& out);
 
 }  // namespace stasis::doctor

@@ -95,13 +95,14 @@ class CodeSearch {
     std::optional<proc::ProcessFile> file;
     std::optional<std::uint64_t> offset;
     constexpr std::size_t kAtOnce = 8192;
-    std::vector<std::uint64_t> entries(kAtOnce);
+    std::vector<std::uint64_t> entries;
     std::uint64_t at = mapping.start;
     while (at < mapping.end) {
       const std::uint64_t count = std::min<std::uint64_t>(kAtOnce, (mapping.end - at) / page_);
       const auto got = pages_->read_at(at / page_ * sizeof entries[0], count * sizeof entries[0]);
       if (!got || got->size() < sizeof entries[0]) return std::nullopt;
       const std::size_t known = got->size() / sizeof entries[0];
+      entries.resize(known);
       std::memcpy(entries.data(), got->data(), known * sizeof entries[0]);
       for (std::size_t i = 0; i < known; ++i, at += page_) {
         const bool own = (entries[i] & kSwapped) != 0 ||
@@ -165,9 +166,9 @@ class CodeSearch {
 
 }  // namespace
 
-void probe_code(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_code(Facts& facts, const Processes& processes, Signs& out) {
   for (const proc::ProcessInfo& info : processes) {
-    const auto mappings = procfs.mappings(info.pid);
+    const auto mappings = facts.mappings(info.pid);
     if (!mappings) continue;
     CodeSearch search(info.pid);
     for (const proc::Mapping& mapping : *mappings) {

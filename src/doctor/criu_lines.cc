@@ -32,21 +32,34 @@ std::size_t length_of_groups(Pid pid) {
   return std::min(status->find('\n', at + 1), status->size()) - at - 1;
 }
 
+// Where there are very many paths, long ones of the list are cut.
+bool are_whole(const std::vector<proc::Mapping>& mappings) {
+  std::size_t bytes = 0;
+  for (const proc::Mapping& mapping : mappings)
+    bytes += mapping.path.size();
+  return bytes <= proc::kManyPaths;
+}
+
 }  // namespace
 
-void probe_lines(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_lines(Facts& facts, const Processes& processes, Signs& out) {
   constexpr std::size_t kShownOfPath = 60;
   for (const proc::ProcessInfo& info : processes) {
     if (const std::size_t length = length_of_groups(info.pid); length > kLongestLine)
       out.add(info.pid, kManyGroups, fmt::format("{} bytes", length));
-    (void)procfs.for_each_mapping(info.pid, [&](const proc::Mapping& mapping) {
+    const auto is_fine = [&](const proc::Mapping& mapping) {
       if (kBeforePath + mapping.path.size() <= kLongestLine) return true;
       out.add(
           info.pid, kLongPath,
           fmt::format("...{} ({} bytes)", mapping.path.substr(mapping.path.size() - kShownOfPath),
                       mapping.path.size()));
       return false;
-    });
+    };
+    const auto mappings = facts.mappings(info.pid);
+    if (mappings && are_whole(*mappings))
+      (void)std::all_of(mappings->begin(), mappings->end(), is_fine);
+    else
+      (void)facts.procfs().for_each_mapping(info.pid, is_fine);
   }
 }
 

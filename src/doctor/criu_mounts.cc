@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
 #include "proc/mounts.h"
@@ -78,10 +79,10 @@ std::optional<Place> nearest_place(std::string path) {
 
 class MountSearch {
  public:
-  MountSearch(const proc::ProcFs& procfs, const Processes& processes, bool simulated, Signs& out)
-      : procfs_(procfs), simulated_(simulated), out_(out) {
+  MountSearch(Facts& facts, const Processes& processes, bool simulated, Signs& out)
+      : facts_(facts), simulated_(simulated), out_(out) {
     // CRIU reads our own mounts if the root lives among them, and those of each other namespace.
-    if (has_our_namespace(processes.front().pid, "mnt")) learn("self");
+    if (facts.has_our_namespace(processes.front().pid, "mnt")) learn("self");
     for (const proc::ProcessInfo& info : processes)
       learn(fmt::format("{}", info.pid.value));
   }
@@ -93,14 +94,11 @@ class MountSearch {
       if (place && !known_.contains(place->mount))
         out_.add(pid, kLost, std::string_view(name) == "cwd" ? "its directory" : "its root");
     }
-    if (const auto files = procfs_.open_files(pid)) {
+    if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
         probe_file(pid, file);
     }
-    if (const auto mappings = procfs_.mappings(pid)) {
-      for (const proc::Mapping& mapping : *mappings)
-        probe_mapping(pid, mapping);
-    }
+    if (const auto mappings = facts_.mappings(pid)) probe_mappings(pid, *mappings);
   }
 
  private:
@@ -128,7 +126,7 @@ class MountSearch {
       return;
     }
     if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(" (deleted)") ||
-        !has_our_namespace(pid, "mnt")) {
+        !facts_.has_our_namespace(pid, "mnt")) {
       return;
     }
     const auto by_name = nearest_place(file.path);
@@ -136,32 +134,47 @@ class MountSearch {
       out_.add(pid, kCovered, shown);
   }
 
-  void probe_mapping(Pid pid, const proc::Mapping& mapping) {
-    if (!mapping.path.starts_with('/') || is_of_no_file(mapping.path) ||
-        is_drivers_file(mapping.path, simulated_) ||
-        !seen_.insert({pid.value, mapping.path}).second)
-      return;
-    const auto place = place_of(proc::MappedFile(pid, mapping).link());
-    if (place && S_ISREG(place->mode) && !known_.contains(place->mount))
-      out_.add(pid, kLost, mapping.path + " (mapped)");
+  // One of each file.
+  void probe_mappings(Pid pid, const std::vector<proc::Mapping>& mappings) {
+    std::set<std::string_view> seen;
+    std::vector<std::string_view> paths;
+    std::vector<std::string> links;
+    for (const proc::Mapping& mapping : mappings) {
+      if (!mapping.path.starts_with('/') || is_of_no_file(mapping.path) ||
+          is_drivers_file(mapping.path, simulated_) || !seen.insert(mapping.path).second)
+        continue;
+      paths.push_back(mapping.path);
+      links.push_back(proc::link_of_mapping(pid, mapping));
+    }
+    // The links are in the process's memory, which it may keep; none is opened.
+    const auto places = call_within(pid, [links = std::move(links)] {
+                          std::vector<std::optional<Place>> out;
+                          out.reserve(links.size());
+                          for (const std::string& link : links)
+                            out.push_back(place_of(link));
+                          return out;
+                        }).value_or(std::vector<std::optional<Place>>());
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (places[i] && S_ISREG(places[i]->mode) && !known_.contains(places[i]->mount))
+        out_.add(pid, kLost, std::string(paths[i]) + " (mapped)");
+    }
   }
 
-  const proc::ProcFs& procfs_;
+  Facts& facts_;
   bool simulated_;
   Signs& out_;
   std::set<std::uint64_t> known_;
-  std::set<std::pair<int, std::string>> seen_;
 };
 
 }  // namespace
 
-void probe_mounts(const proc::ProcFs& procfs, const Processes& processes,
-                  const CriuOptions& options, bool simulated, Signs& out) {
+void probe_mounts(Facts& facts, const Processes& processes, const CriuOptions& options,
+                  bool simulated, Signs& out) {
   const bool some_are_external =
       std::any_of(options.external.begin(), options.external.end(),
                   [](const std::string& one) { return one.starts_with("file["); });
   if (some_are_external) return;
-  MountSearch search(procfs, processes, simulated, out);
+  MountSearch search(facts, processes, simulated, out);
   for (const proc::ProcessInfo& info : processes)
     search.probe(info.pid);
 }

@@ -57,17 +57,10 @@ constexpr std::array<const char*, 6> kOfThreads = {"net", "uts",    "ipc",
                                                    "mnt", "cgroup", "pid_for_children"};
 
 // 0 if it cannot be seen.
-ino_t namespace_at(const std::string& path) {
+ino_t namespace_of_thread(Pid pid, Tid thread, std::string_view kind) {
   struct stat info {};
+  const std::string path = fmt::format("/proc/{}/task/{}/ns/{}", pid.value, thread.value, kind);
   return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
-}
-
-ino_t namespace_of(Pid pid, std::string_view kind) {
-  return namespace_at(fmt::format("/proc/{}/ns/{}", pid.value, kind));
-}
-
-ino_t our_namespace(std::string_view kind) {
-  return namespace_at(fmt::format("/proc/self/ns/{}", kind));
 }
 
 bool maps_no_one(Pid pid, std::string_view map) {
@@ -75,24 +68,24 @@ bool maps_no_one(Pid pid, std::string_view map) {
   return text && text->empty();
 }
 
-void probe_root(const proc::ProcFs& procfs, Pid root, Signs& out) {
-  const auto details = procfs.details(root);
-  const ino_t pids = namespace_of(root, "pid");
-  if (details && pids != 0 && pids != our_namespace("pid"))
+void probe_root(Facts& facts, Pid root, Signs& out) {
+  const auto details = facts.procfs().details(root);
+  const ino_t pids = facts.namespace_of(root, "pid");
+  if (details && pids != 0 && pids != facts.our_namespace("pid"))
     out.add(root, details->ns_pid == 1 ? kInit : kNoInit,
             fmt::format("it is number {} there", details->ns_pid));
-  if (!has_our_namespace(root, "user") &&
+  if (!facts.has_our_namespace(root, "user") &&
       (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))) {
     out.add(root, kNoUsers, "no user is mapped");
   }
 }
 
-void probe_namespaces_of_threads(const proc::ProcFs& procfs, Pid pid, Signs& out) {
-  for (const char* kind : kOfThreads) {
-    const ino_t own = namespace_of(pid, kind);
-    for (const Tid thread : procfs.threads(pid)) {
-      const ino_t its =
-          namespace_at(fmt::format("/proc/{}/task/{}/ns/{}", pid.value, thread.value, kind));
+void probe_namespaces_of_threads(Facts& facts, Pid pid, Signs& out) {
+  for (const Tid thread : facts.threads(pid)) {
+    if (thread.value == pid.value) continue;  // those of the process are its own
+    for (const char* kind : kOfThreads) {
+      const ino_t own = facts.namespace_of(pid, kind);
+      const ino_t its = namespace_of_thread(pid, thread, kind);
       if (own != 0 && its != 0 && its != own)
         out.add(pid, kOfThread, fmt::format("{} of thread {}", kind, thread.value));
     }
@@ -101,26 +94,21 @@ void probe_namespaces_of_threads(const proc::ProcFs& procfs, Pid pid, Signs& out
 
 }  // namespace
 
-bool has_our_namespace(Pid pid, std::string_view kind) {
-  const ino_t its = namespace_of(pid, kind);
-  return its != 0 && its == our_namespace(kind);
-}
-
-void probe_namespaces(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_namespaces(Facts& facts, const Processes& processes, Signs& out) {
   const Pid root = processes.front().pid;
-  probe_root(procfs, root, out);
+  probe_root(facts, root, out);
   for (const proc::ProcessInfo& info : processes) {
     for (const char* kind : kOfRoot) {
-      const ino_t its = namespace_of(info.pid, kind);
-      const ino_t of_root = namespace_of(root, kind);
-      if (its != 0 && of_root != 0 && its != of_root && its != our_namespace(kind))
+      const ino_t its = facts.namespace_of(info.pid, kind);
+      const ino_t of_root = facts.namespace_of(root, kind);
+      if (its != 0 && of_root != 0 && its != of_root && its != facts.our_namespace(kind))
         out.add(info.pid, kNested, kind);
     }
-    const ino_t time = namespace_of(info.pid, "time");
-    const ino_t for_children = namespace_of(info.pid, "time_for_children");
+    const ino_t time = facts.namespace_of(info.pid, "time");
+    const ino_t for_children = facts.namespace_of(info.pid, "time_for_children");
     if (time != 0 && for_children != 0 && time != for_children)
       out.add(info.pid, kTimeForChildren, "unshare --time");
-    probe_namespaces_of_threads(procfs, info.pid, out);
+    probe_namespaces_of_threads(facts, info.pid, out);
   }
 }
 
@@ -143,17 +131,17 @@ void probe_cgroups(const Processes& processes, const CriuOptions& options, Signs
   }
 }
 
-void probe_namespace_files(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_namespace_files(Facts& facts, const Processes& processes, Signs& out) {
   constexpr std::array<const char*, 7> kKinds = {"net", "mnt",  "pid",   "uts",
                                                  "ipc", "user", "cgroup"};
   std::set<ino_t> known;
   for (const char* kind : kKinds) {
-    known.insert(our_namespace(kind));
+    known.insert(facts.our_namespace(kind));
     for (const proc::ProcessInfo& info : processes)
-      known.insert(namespace_of(info.pid, kind));
+      known.insert(facts.namespace_of(info.pid, kind));
   }
   for (const proc::ProcessInfo& info : processes) {
-    const auto files = procfs.open_files(info.pid);
+    const auto files = facts.open_files(info.pid);
     if (!files) continue;
     for (const proc::OpenFile& file : *files) {
       const std::size_t at = file.path.find(":[");

@@ -15,9 +15,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -28,8 +30,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/call_within.h"
 #include "base/fd.h"
 #include "base/listing.h"
+#include "base/processors.h"
+#include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
@@ -42,11 +47,13 @@ namespace stasis {
 namespace doctor {
 
 void Signs::add(Pid pid, const Kind& kind, std::string value) {
+  const std::scoped_lock lock(mutex_);
   seen_[{pid.value, &kind}].push_back(std::move(value));
 }
 
 std::vector<Obstacle> Signs::obstacles(const std::vector<proc::ProcessInfo>& processes) const {
   constexpr std::size_t kShown = 3;
+  const std::scoped_lock lock(mutex_);
   std::vector<Obstacle> out;
   for (const proc::ProcessInfo& info : processes) {
     for (const auto& [key, values] : seen_) {
@@ -294,7 +301,11 @@ class Search {
  public:
   Search(const proc::ProcFs& procfs, const std::vector<GroupMember>& members,
          const CriuOptions& options, bool simulated, std::span<const std::string> connected)
-      : procfs_(procfs), options_(options), simulated_(simulated), connected_(connected) {
+      : procfs_(procfs),
+        facts_(procfs),
+        options_(options),
+        simulated_(simulated),
+        connected_(connected) {
     for (const GroupMember& member : members) {
       processes_.push_back(member.process.info());
       if (member.initial) with_cuda_.insert(member.process.pid().value);
@@ -303,42 +314,86 @@ class Search {
   }
 
   std::vector<Obstacle> run() {
+    at_the_same_time(all_processes_.size(), [&](std::size_t i) {
+      (void)facts_.open_files(all_processes_[i].pid);
+      (void)facts_.mappings(all_processes_[i].pid);
+    });
     for (const proc::ProcessInfo& info : all_processes_) {
       pids_.insert(info.pid.value);
-      if (auto inodes = procfs_.socket_inodes(info.pid))
-        sockets_.insert(inodes->begin(), inodes->end());
+      if (const auto files = facts_.open_files(info.pid)) {
+        const auto inodes = proc::socket_inodes(*files);
+        sockets_.insert(inodes.begin(), inodes.end());
+      }
     }
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
-    doctor::probe_namespaces(procfs_, processes_, signs_);
-    doctor::probe_namespace_files(procfs_, processes_, signs_);
-    doctor::probe_mounts(procfs_, processes_, options_, simulated_, signs_);
-    doctor::probe_seccomp(procfs_, processes_, options_, signs_);
-    doctor::probe_threads(procfs_, processes_, signs_);
-    doctor::probe_shared_processes(processes_, signs_);
-    doctor::probe_exit_signals(all_processes_, signs_);
-    doctor::probe_cgroups(processes_, options_, signs_);
-    doctor::probe_seals(processes_, signs_);
-    doctor::probe_lines(procfs_, processes_, signs_);
-    doctor::probe_zombies(procfs_, all_processes_, processes_.front().pid, signs_);
-    doctor::probe_procfs(procfs_, processes_, all_processes_, signs_);
-    doctor::probe_timers(processes_, signs_);
-    doctor::probe_semaphores(processes_, signs_);
-    doctor::probe_terminals(procfs_, processes_, options_, signs_);
-    doctor::probe_code(procfs_, processes_, signs_);
-    doctor::probe_pipes(procfs_, all_processes_, connected_, signs_);
-    doctor::probe_shared(procfs_, all_processes_, options_, simulated_, signs_);
-    for (const proc::ProcessInfo& info : processes_) {
-      if (const auto tracer = procfs_.tracer(info.pid))
-        signs_.add(info.pid, kTracer, fmt::format("by process {}", *tracer));
-      probe_user(info.pid);
-      probe_files(info.pid);
-      probe_sockets(info.pid);
-      probe_memory(info.pid);
-    }
+    const auto parts = parts_of_search();
+    at_the_same_time(parts.size(), [&](std::size_t i) { parts[i](); });
     return signs_.obstacles(processes_);
   }
 
  private:
+  // Those first that take long.
+  std::vector<std::function<void()>> parts_of_search() {
+    return {
+        [&] { doctor::probe_seals(processes_, signs_); },
+        [&] { doctor::probe_code(facts_, processes_, signs_); },
+        [&] { doctor::probe_mounts(facts_, processes_, options_, simulated_, signs_); },
+        [&] { doctor::probe_shared(facts_, all_processes_, options_, simulated_, signs_); },
+        [&] { for_each([this](Pid pid) { probe_files(pid); }); },
+        [&] { for_each([this](Pid pid) { probe_memory(pid); }); },
+        [&] { for_each([this](Pid pid) { probe_sockets(pid); }); },
+        [&] {
+          for_each([this](Pid pid) {
+            probe_tracer(pid);
+            probe_user(pid);
+          });
+        },
+        [&] { doctor::probe_shared_processes(processes_, signs_); },
+        [&] { doctor::probe_pipes(facts_, all_processes_, connected_, signs_); },
+        [&] {
+          doctor::probe_namespaces(facts_, processes_, signs_);
+          doctor::probe_namespace_files(facts_, processes_, signs_);
+        },
+        [&] {
+          doctor::probe_seccomp(facts_, processes_, options_, signs_);
+          doctor::probe_threads(facts_, processes_, signs_);
+          doctor::probe_exit_signals(all_processes_, signs_);
+          doctor::probe_zombies(facts_, all_processes_, processes_.front().pid, signs_);
+        },
+        [&] {
+          doctor::probe_cgroups(processes_, options_, signs_);
+          doctor::probe_lines(facts_, processes_, signs_);
+          doctor::probe_procfs(facts_, processes_, all_processes_, signs_);
+        },
+        [&] {
+          doctor::probe_timers(processes_, signs_);
+          doctor::probe_semaphores(facts_, processes_, signs_);
+          doctor::probe_terminals(facts_, processes_, options_, signs_);
+        },
+    };
+  }
+
+  // All that `work` is called with, each on one of some threads.
+  static void at_the_same_time(std::size_t count, const std::function<void(std::size_t)>& work) {
+    constexpr unsigned kMostThreads = 8;
+    std::atomic<std::size_t> next = 0;
+    on_threads(std::min(kMostThreads, usable_processors()), [&](unsigned) {
+      const KeptCallThread calls;
+      for (std::size_t i = next++; i < count; i = next++)
+        work(i);
+    });
+  }
+
+  void for_each(const std::function<void(Pid)>& probe) {
+    for (const proc::ProcessInfo& info : processes_)
+      probe(info.pid);
+  }
+
+  void probe_tracer(Pid pid) {
+    if (const auto tracer = procfs_.tracer(pid))
+      signs_.add(pid, kTracer, fmt::format("by process {}", *tracer));
+  }
+
   void probe_user(Pid pid) {
     const auto details = procfs_.details(pid);
     if (details && details->uid != ::geteuid() && !may_read_limits(procfs_))
@@ -346,7 +401,7 @@ class Search {
   }
 
   void probe_files(Pid pid) {
-    const auto files = procfs_.open_files(pid);
+    const auto files = facts_.open_files(pid);
     if (!files) return;
     for (const proc::OpenFile& file : *files) {
       if (is_drivers_file(file.path, simulated_)) continue;
@@ -413,7 +468,7 @@ class Search {
     const bool device =
         S_ISBLK(info.st_mode) ||
         (S_ISCHR(info.st_mode) && !dumps_device(major(info.st_rdev), minor(info.st_rdev),
-                                                !doctor::has_our_namespace(pid, "net")));
+                                                !facts_.has_our_namespace(pid, "net")));
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
     const bool has_file = S_ISREG(info.st_mode) && !is_of_no_file(path);
@@ -448,10 +503,10 @@ class Search {
 
   // Whether one of the tree that CRIU comes to before this one has the same open file. By its name
   // first: a file system that a program serves would have to answer for more.
-  bool is_from_another(Pid pid, const proc::OpenFile& held) const {
+  bool is_from_another(Pid pid, const proc::OpenFile& held) {
     for (const proc::ProcessInfo& other : processes_) {
       if (other.pid == pid) return false;
-      const auto files = procfs_.open_files(other.pid);
+      const auto files = facts_.open_files(other.pid);
       if (!files) continue;
       for (const proc::OpenFile& file : *files) {
         if (file.path == held.path && ::syscall(SYS_kcmp, pid.value, other.pid.value, KCMP_FILE,
@@ -495,9 +550,11 @@ class Search {
   }
 
   void probe_sockets(Pid pid) {
-    const auto own = procfs_.socket_inodes(pid);
-    if (!own || own->empty()) return;
-    const std::set<std::uint64_t> inodes(own->begin(), own->end());
+    const auto files = facts_.open_files(pid);
+    if (!files) return;
+    const auto own = proc::socket_inodes(*files);
+    const std::set<std::uint64_t> inodes(own.begin(), own.end());
+    if (inodes.empty()) return;
     if (!options_.tcp_established && !options_.tcp_close) {
       const proc::TcpTable& table = tcp_sockets_beside(pid);
       for (const proc::InetSocket& socket : table.sockets()) {
@@ -529,11 +586,10 @@ class Search {
   }
 
   const proc::TcpTable& tcp_sockets_beside(Pid pid) {
-    struct stat space {};
-    (void)::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space);
-    const auto it = tcp_sockets_.find(space.st_ino);
+    const ino_t space = facts_.namespace_of(pid, "net");
+    const auto it = tcp_sockets_.find(space);
     if (it != tcp_sockets_.end()) return it->second;
-    return tcp_sockets_.emplace(space.st_ino, proc::TcpTable(procfs_, pid)).first->second;
+    return tcp_sockets_.emplace(space, proc::TcpTable(procfs_, pid)).first->second;
   }
 
   // A child may be so young that no list has it yet.
@@ -549,7 +605,7 @@ class Search {
   }
 
   void probe_memory(Pid pid) {
-    const auto mappings = procfs_.mappings(pid);
+    const auto mappings = facts_.mappings(pid);
     if (!mappings) return;
     std::uint64_t reserved = 0;
     std::uint64_t huge = 0;
@@ -575,7 +631,7 @@ class Search {
       }
       if (mapping.permissions == "---p" && mapping.path.empty())
         reserved += mapping.end - mapping.start;
-      if (mapping.path.starts_with("/SYSV") && doctor::has_our_namespace(pid, "ipc"))
+      if (mapping.path.starts_with("/SYSV") && facts_.has_our_namespace(pid, "ipc"))
         signs_.add(pid, kSysv, mapping.path);
       if (mapping.path.starts_with("/secretmem")) signs_.add(pid, kSecret, "mapped");
       const bool deleted_file = mapping.path.ends_with(" (deleted)") &&
@@ -599,6 +655,7 @@ class Search {
   }
 
   const proc::ProcFs& procfs_;
+  doctor::Facts facts_;
   const CriuOptions& options_;
   bool simulated_;
   std::span<const std::string> connected_;

@@ -100,9 +100,9 @@ struct Outsider {
 
 class PipeSearch {
  public:
-  PipeSearch(const proc::ProcFs& procfs, const Processes& all_processes,
-             std::span<const std::string> connected, Signs& out)
-      : procfs_(procfs), connected_(connected), out_(out) {
+  PipeSearch(Facts& facts, const Processes& all_processes, std::span<const std::string> connected,
+             Signs& out)
+      : facts_(facts), connected_(connected), out_(out) {
     for (const proc::ProcessInfo& info : all_processes)
       ours_.insert(info.pid.value);
     for (const proc::ProcessInfo& info : all_processes)
@@ -143,7 +143,7 @@ class PipeSearch {
   }
 
   void learn(Pid pid) {
-    const auto files = procfs_.open_files(pid);
+    const auto files = facts_.open_files(pid);
     if (!files) return;
     for (const proc::OpenFile& file : *files) {
       const bool may_be_fifo = file.path.starts_with("pipe:") || file.path.starts_with('/');
@@ -194,11 +194,11 @@ class PipeSearch {
   std::optional<Outsider> find_outsider(const Wanted& wanted) {
     found_ours_ = false;
     if (!all_) {
-      auto all = procfs_.all();
+      auto all = facts_.procfs().all();
       all_ = all ? std::move(*all) : std::vector<proc::ProcessInfo>();
     }
     for (const proc::ProcessInfo& info : *all_) {
-      const auto files = procfs_.open_files(info.pid);
+      const auto files = facts_.procfs().open_files(info.pid);
       if (!files) continue;
       const bool has_it =
           std::any_of(files->begin(), files->end(), [&](const proc::OpenFile& file) {
@@ -206,13 +206,13 @@ class PipeSearch {
             return seen && wanted(*seen);
           });
       if (!has_it) continue;
-      if (!descends_from(procfs_, ours_, info)) return Outsider{info.pid, info.comm};
+      if (!descends_from(facts_.procfs(), ours_, info)) return Outsider{info.pid, info.comm};
       found_ours_ = true;
     }
     return std::nullopt;
   }
 
-  const proc::ProcFs& procfs_;
+  Facts& facts_;
   std::span<const std::string> connected_;
   Signs& out_;
   std::set<int> ours_;
@@ -235,9 +235,9 @@ bool descends_from(const proc::ProcFs& procfs, const std::set<int>& tree, proc::
   return false;
 }
 
-void probe_pipes(const proc::ProcFs& procfs, const Processes& all_processes,
+void probe_pipes(Facts& facts, const Processes& all_processes,
                  std::span<const std::string> connected, Signs& out) {
-  PipeSearch(procfs, all_processes, connected, out).run();
+  PipeSearch(facts, all_processes, connected, out).run();
 }
 
 }  // namespace stasis::doctor

@@ -73,14 +73,13 @@ bool is_writable(Pid pid, int descriptor) {
 
 class Search {
  public:
-  Search(const proc::ProcFs& procfs, const Processes& all, Signs& out)
-      : procfs_(procfs), out_(out) {
+  Search(Facts& facts, const Processes& all, Signs& out) : facts_(facts), out_(out) {
     for (const proc::ProcessInfo& info : all)
       tree_.insert(info.pid.value);
   }
 
   void probe(Pid pid) {
-    if (const auto files = procfs_.open_files(pid)) {
+    if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
         probe_file(pid, file);
     }
@@ -126,8 +125,8 @@ class Search {
         out_.add(pid, kNotThere, shown);
         return;
       }
-      if (!path.starts_with("/proc/") || !has_our_namespace(pid, "pid")) return;
-      const auto info = procfs_.process(Pid{*number});
+      if (!path.starts_with("/proc/") || !facts_.has_our_namespace(pid, "pid")) return;
+      const auto info = facts_.procfs().process(Pid{*number});
       if (!info && info.error().code == ErrorCode::kThreadId)
         out_.add(pid, kNotThere, shown);
       else if (info && !tree_.contains(*number))
@@ -136,16 +135,15 @@ class Search {
     }
   }
 
-  const proc::ProcFs& procfs_;
+  Facts& facts_;
   Signs& out_;
   std::set<int> tree_;
 };
 
 }  // namespace
 
-void probe_procfs(const proc::ProcFs& procfs, const Processes& processes, const Processes& all,
-                  Signs& out) {
-  Search search(procfs, all, out);
+void probe_procfs(Facts& facts, const Processes& processes, const Processes& all, Signs& out) {
+  Search search(facts, all, out);
   for (const proc::ProcessInfo& info : processes)
     search.probe(info.pid);
 }

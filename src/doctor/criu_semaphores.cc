@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/sem.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <thread>
@@ -56,8 +55,8 @@ std::map<int, std::set<int>> last_users() {
 
 // In that of another process, by a thread of its own, which ends with it. Nothing where that may
 // not be entered.
-std::map<int, std::set<int>> last_users_beside(Pid pid) {
-  if (has_our_namespace(pid, "ipc")) return last_users();
+std::map<int, std::set<int>> last_users_beside(Facts& facts, Pid pid) {
+  if (facts.has_our_namespace(pid, "ipc")) return last_users();
   const auto space =
       open_file(AT_FDCWD, fmt::format("/proc/{}/ns/ipc", pid.value), O_RDONLY | O_NONBLOCK);
   std::map<int, std::set<int>> out;
@@ -70,13 +69,13 @@ std::map<int, std::set<int>> last_users_beside(Pid pid) {
 
 }  // namespace
 
-void probe_semaphores(const Processes& processes, Signs& out) {
+void probe_semaphores(Facts& facts, const Processes& processes, Signs& out) {
   std::map<ino_t, std::map<int, std::set<int>>> known;  // by namespace
   for (const proc::ProcessInfo& info : processes) {
-    struct stat space {};
-    if (::stat(fmt::format("/proc/{}/ns/ipc", info.pid.value).c_str(), &space) != 0) continue;
-    const auto [users, is_new] = known.try_emplace(space.st_ino);
-    if (is_new) users->second = last_users_beside(info.pid);
+    const ino_t space = facts.namespace_of(info.pid, "ipc");
+    if (space == 0) continue;
+    const auto [users, is_new] = known.try_emplace(space);
+    if (is_new) users->second = last_users_beside(facts, info.pid);
     const auto own = users->second.find(info.pid.value);
     if (own == users->second.end()) continue;
     for (const int id : own->second)

@@ -170,9 +170,9 @@ Described outside_description(const OpenPlace& place) {
 
 class SharedSearch {
  public:
-  SharedSearch(const proc::ProcFs& procfs, const Processes& all_processes,
-               const CriuOptions& options, bool simulated, Signs& out)
-      : procfs_(procfs), options_(options), simulated_(simulated), out_(out) {
+  SharedSearch(Facts& facts, const Processes& all_processes, const CriuOptions& options,
+               bool simulated, Signs& out)
+      : facts_(facts), options_(options), simulated_(simulated), out_(out) {
     for (const proc::ProcessInfo& info : all_processes)
       ours_.insert(info.pid.value);
     for (const proc::ProcessInfo& info : all_processes)
@@ -181,7 +181,7 @@ class SharedSearch {
 
   void run() {
     if (nameless_.empty() && waiting_.empty() && written_.empty() && sockets_.empty()) return;
-    const auto all = procfs_.all();
+    const auto all = facts_.procfs().all();
     if (!all) return;
     const std::set<Pid> helpers = own_helpers();
     for (const proc::ProcessInfo& info : *all) {
@@ -198,12 +198,14 @@ class SharedSearch {
 
  private:
   void learn(Pid pid) {
-    if (const auto files = procfs_.open_files(pid)) {
+    if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
         learn_file({pid, file.descriptor}, file.path);
     }
-    (void)procfs_.for_each_mapping(pid, [&](const proc::Mapping& mapping) {
-      if (!is_shared_without_name(mapping)) return true;
+    const auto mappings = facts_.mappings(pid);
+    for (std::size_t i = 0; mappings && i < mappings->size(); ++i) {
+      const proc::Mapping& mapping = (*mappings)[i];
+      if (!is_shared_without_name(mapping)) continue;
       const std::string called =
           is_anonymous(mapping.path)
               ? fmt::format("{} at {:x}", format_bytes(mapping.end - mapping.start), mapping.start)
@@ -211,8 +213,7 @@ class SharedSearch {
       learn_nameless(pid, {mapping.device, mapping.inode}, called, mapping.path,
                      is_written(mapping));
       if (is_anonymous(mapping.path)) programs_.insert(program_of(pid));
-      return true;
-    });
+    }
   }
 
   void learn_file(const OpenPlace& place, const std::string& path) {
@@ -270,7 +271,7 @@ class SharedSearch {
   }
 
   void probe(const proc::ProcessInfo& info) {
-    if (const auto files = procfs_.open_files(info.pid)) {
+    if (const auto files = facts_.procfs().open_files(info.pid)) {
       for (const proc::OpenFile& file : *files)
         probe_file(info, {info.pid, file.descriptor}, file.path);
     }
@@ -278,7 +279,7 @@ class SharedSearch {
     // may be there.
     if (!has_descriptors_ && (programs_.empty() || !programs_.contains(program_of(info.pid))))
       return;
-    (void)procfs_.for_each_mapping(info.pid, [&](const proc::Mapping& mapping) {
+    (void)facts_.procfs().for_each_mapping(info.pid, [&](const proc::Mapping& mapping) {
       if (is_shared_without_name(mapping))
         note_nameless(info, {mapping.device, mapping.inode}, is_written(mapping));
       return true;
@@ -345,7 +346,7 @@ class SharedSearch {
     if (it == network.unix_sockets.end()) return std::nullopt;
     const bool has_name = !it->second.path.empty();
     const bool connected =
-        !has_our_namespace(place.pid, "net") || network.connected.contains(inode);
+        !facts_.has_our_namespace(place.pid, "net") || network.connected.contains(inode);
     if (!it->second.listens && (!has_name || connected)) return std::nullopt;
     return has_name ? it->second.path : "a unix socket";
   }
@@ -358,7 +359,9 @@ class SharedSearch {
                                info.pid.value, info.comm)});
   }
 
-  bool is_ours(const proc::ProcessInfo& info) const { return descends_from(procfs_, ours_, info); }
+  bool is_ours(const proc::ProcessInfo& info) const {
+    return descends_from(facts_.procfs(), ours_, info);
+  }
 
   struct Network {
     std::map<std::uint64_t, proc::InetSocket> tcp;
@@ -368,20 +371,18 @@ class SharedSearch {
   };
 
   const Network& network_of(Pid pid) {
-    struct stat space {};
-    (void)::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &space);
-    const auto [it, is_new] = networks_.try_emplace(space.st_ino);
+    const auto [it, is_new] = networks_.try_emplace(facts_.namespace_of(pid, "net"));
     if (!is_new) return it->second;
     Network& network = it->second;
-    if (const auto sockets = procfs_.tcp_sockets(pid)) {
+    if (const auto sockets = facts_.procfs().tcp_sockets(pid)) {
       for (const proc::InetSocket& socket : *sockets)
         network.tcp.insert({socket.inode, socket});
     }
-    if (const auto sockets = procfs_.udp_sockets(pid)) {
+    if (const auto sockets = facts_.procfs().udp_sockets(pid)) {
       for (const proc::InetSocket& socket : *sockets)
         network.udp.insert({socket.inode, socket});
     }
-    if (const auto sockets = procfs_.unix_sockets(pid)) {
+    if (const auto sockets = facts_.procfs().unix_sockets(pid)) {
       for (const proc::UnixSocket& socket : *sockets)
         network.unix_sockets.insert({socket.inode, socket});
     }
@@ -392,7 +393,7 @@ class SharedSearch {
     return network;
   }
 
-  const proc::ProcFs& procfs_;
+  Facts& facts_;
   const CriuOptions& options_;
   bool simulated_;
   Signs& out_;
@@ -409,9 +410,9 @@ class SharedSearch {
 
 }  // namespace
 
-void probe_shared(const proc::ProcFs& procfs, const Processes& all_processes,
-                  const CriuOptions& options, bool simulated, Signs& out) {
-  SharedSearch(procfs, all_processes, options, simulated, out).run();
+void probe_shared(Facts& facts, const Processes& all_processes, const CriuOptions& options,
+                  bool simulated, Signs& out) {
+  SharedSearch(facts, all_processes, options, simulated, out).run();
 }
 
 }  // namespace stasis::doctor

@@ -29,13 +29,13 @@ int index_of_master(Pid pid, int descriptor) {
   return index;
 }
 
-void probe_terminals(const proc::ProcFs& procfs, const Processes& processes,
-                     const CriuOptions& options, Signs& out) {
+void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions& options,
+                     Signs& out) {
   if (options.shell_job || proc::is_shell_job(processes)) return;
   std::set<int> masters;
   std::map<std::pair<int, int>, std::pair<Pid, std::string>> slaves;  // by terminal and process
   for (const proc::ProcessInfo& info : processes) {
-    const auto files = procfs.open_files(info.pid);
+    const auto files = facts.open_files(info.pid);
     if (!files) continue;
     for (const proc::OpenFile& file : *files) {
       // Those that have hung up are gone from /dev/pts, and dumped.

@@ -69,9 +69,9 @@ constexpr Kind kExitSignal{"exit-signal", Severity::kYellow,
 
 constexpr int kFiltered = 2;  // SECCOMP_MODE_FILTER
 
-bool is_filtered(const proc::ProcFs& procfs, Pid pid) {
-  for (const Tid thread : procfs.threads(pid)) {
-    const auto status = procfs.thread_status(pid, thread);
+bool is_filtered(Facts& facts, Pid pid) {
+  for (const Tid thread : facts.threads(pid)) {
+    const auto status = facts.procfs().thread_status(pid, thread);
     if (status && status->seccomp == kFiltered) return true;
   }
   return false;
@@ -131,9 +131,9 @@ void probe_shared_processes(const Processes& processes, Signs& out) {
     out.add(info->pid, kSharedMemory, fmt::format("process {}", info->parent.value));
 }
 
-void probe_threads(const proc::ProcFs& procfs, const Processes& processes, Signs& out) {
+void probe_threads(Facts& facts, const Processes& processes, Signs& out) {
   for (const proc::ProcessInfo& info : processes) {
-    for (const Tid thread : procfs.threads(info.pid)) {
+    for (const Tid thread : facts.threads(info.pid)) {
       const std::string named = fmt::format("thread {}", thread.value);
       if (const std::string scheduler = scheduler_of(thread); !scheduler.empty())
         out.add(info.pid, kScheduler, fmt::format("{} ({})", scheduler, named));
@@ -151,8 +151,9 @@ void probe_exit_signals(const Processes& all_processes, Signs& out) {
   }
 }
 
-void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
-                   const CriuOptions& options, Signs& out) {
+void probe_seccomp(Facts& facts, const Processes& processes, const CriuOptions& options,
+                   Signs& out) {
+  const proc::ProcFs& procfs = facts.procfs();
   const Pid self{static_cast<int>(::getpid())};
   const auto ours = procfs.thread_status(self, Tid{self.value});
   if (!options.unprivileged && ours && ours->seccomp != 0) {
@@ -163,14 +164,13 @@ void probe_seccomp(const proc::ProcFs& procfs, const Processes& processes,
   const bool may = !capabilities || (*capabilities >> CAP_SYS_ADMIN & 1) != 0;
   if (may && !procfs.in_own_user_namespace()) return;
   for (const proc::ProcessInfo& info : processes) {
-    if (is_filtered(procfs, info.pid)) out.add(info.pid, kTheirs, "mode 2");
+    if (is_filtered(facts, info.pid)) out.add(info.pid, kTheirs, "mode 2");
   }
 }
 
-void probe_zombies(const proc::ProcFs& procfs, const Processes& all_processes, Pid root,
-                   Signs& out) {
+void probe_zombies(Facts& facts, const Processes& all_processes, Pid root, Signs& out) {
   for (const proc::ProcessInfo& info : all_processes) {
-    const std::size_t threads = info.has_ended() ? procfs.threads(info.pid).size() : 0;
+    const std::size_t threads = info.has_ended() ? facts.threads(info.pid).size() : 0;
     if (threads > 1) {
       out.add(root, kZombie,
               fmt::format("process {} ({}), {} threads", info.pid.value, info.comm, threads - 1));

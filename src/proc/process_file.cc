@@ -92,10 +92,12 @@ Result<UniqueFd> open_after_look(Pid pid, const std::string& path) {
   return std::move(*opened);
 }
 
+std::string link_of_mapping(Pid pid, const Mapping& mapping) {
+  return fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end);
+}
+
 MappedFile::MappedFile(Pid pid, const Mapping& mapping) {
-  auto place = open_within(
-      pid, fmt::format("/proc/{}/map_files/{:x}-{:x}", pid.value, mapping.start, mapping.end),
-      O_PATH);
+  auto place = open_within(pid, link_of_mapping(pid, mapping), O_PATH);
   if (!place) return;
   place_ = std::move(*place);
   link_ = fmt::format("/proc/self/fd/{}", place_.get());

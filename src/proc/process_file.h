@@ -50,6 +50,9 @@ class ProcessText : private std::streambuf, public std::istream {
   std::int64_t left_ms_;
 };
 
+// Leads to the file of a mapping, in /proc/PID/map_files; to be followed within a limit of time.
+std::string link_of_mapping(Pid pid, const Mapping& mapping);
+
 // A file that a process has mapped, as a place (O_PATH).
 class MappedFile {
  public:
