@@ -254,6 +254,11 @@ void ImageWriter::State::prefetch_digests(const std::stop_token& stop) {
     if (name.compare(0, kPagesPrefix.size(), kPagesPrefix) != 0) continue;
     const std::string path = criu_name() + "/" + name;
     struct stat info = {};
+    // Most of a large tree's files are small, and need not be opened.
+    if (::fstatat(criu.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+        static_cast<std::uint64_t>(info.st_size) < 2 * kChecksumBlock) {
+      continue;
+    }
     auto file = open_image_file(path);
     if (!file || ::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
     const auto size = static_cast<std::uint64_t>(info.st_size);

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <system_error>
 
 #include "base/fd.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "image/directory.h"
 
 namespace stasis {
@@ -16,6 +18,9 @@ namespace stasis {
 namespace {
 
 constexpr std::chrono::milliseconds kSizePoll{50};
+// Of so many times what a look takes: a tree of 200 processes has 2,500 files in the folder, and
+// CRIU waits with each new one while the folder is listed.
+constexpr int kRest = 20;
 constexpr std::uint64_t kWorthWriting = 1ULL << 20;
 
 // By the folder that is open: another user may own the one that it lies in, and give its name to
@@ -47,10 +52,13 @@ ImageWatcher::ImageWatcher(Progress& progress, ImageWriter& writer, SyncPolicy s
     thread_ = std::jthread([this, &progress, &writer, sync](const std::stop_token& stop) {
       const Span span(TraceKind::kImage, "digest what is written");
       std::unique_lock lock(mutex_);
-      while (!wake_.wait_for(lock, stop, kSizePoll, [] { return false; }) &&
-             !stop.stop_requested()) {
+      Clock::duration pause = kSizePoll;
+      while (!wake_.wait_for(lock, stop, pause, [] { return false; }) && !stop.stop_requested()) {
+        const auto start = Clock::now();
         progress.update("write", probe(writer.criu_dir(), sync), 0);
+        const auto looked = Clock::now() - start;
         writer.prefetch_digests(stop);
+        pause = std::max<Clock::duration>(kSizePoll, looked * kRest);
       }
     });
   } catch (const std::system_error&) {
