@@ -44,7 +44,7 @@ constexpr std::uint64_t kExceptAdvised = 2;                // PR_THP_DISABLE_EXC
 constexpr std::uint64_t kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
 constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
 constexpr std::uint64_t kGetCpuid = 0x1011;                // ARCH_GET_CPUID
-constexpr std::uint64_t kSchedCore = 62;                   // with 0: PR_SCHED_CORE_GET
+constexpr int kSchedCore = 62;                             // with 0: PR_SCHED_CORE_GET
 // PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE of linux/sched.h
 constexpr unsigned long kFlushesFiles = 0x80000 | 0x100000;
 
@@ -116,9 +116,8 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
   }
   if (ask(SYS_arch_prctl, {kGetCpuid}) == 0)
     lost.emplace_back("that CPUID of its first thread becomes a signal (ARCH_SET_CPUID)");
-  std::uint64_t cookie = 0;
-  if (ask(SYS_prctl, {kSchedCore, 0, 0, 0, page + kKeyAt}) == 0 &&
-      space.read(page + kKeyAt, &cookie, sizeof cookie) && cookie != 0) {
+  std::uint64_t cookie = 0;  // which the kernel tells those who may trace it, too
+  if (::prctl(kSchedCore, 0, space.pid().value, 0, &cookie) == 0 && cookie != 0) {
     lost.emplace_back("with whom its first thread shares a core (PR_SCHED_CORE)");
   }
   std::array<std::uint64_t, kTableBytes / 8> table{};
@@ -266,15 +265,18 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   const auto bystander = sandboxes.bystander_for(pid, Tid{pid.value});
   STASIS_TRY_ASSIGN(auto space, proc::AddressSpace::open(pid));
   AskedState out;
-  auto done = call_from_thread(pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) {
+  const Tid first{pid.value};
+  auto done = call_from_thread(space, first, {}, [&](const SystemCall& make, std::uint64_t) {
     return with_page(make, [&](std::uint64_t at) {
       const Ask ask = asker(make);
-      // A new page that is there at once, or that cannot be given back, is locked.
-      unsigned char resident = 0;
-      if (ask(SYS_mincore, {at, kPage, at + kResidentAt}) == 0)
-        (void)space.read(at + kResidentAt, &resident, sizeof resident);
-      if (ask(SYS_madvise, {at, kPage, MADV_DONTNEED}) == -EINVAL)
+      // A new page that cannot be given back is locked. So nothing has changed by the question, and
+      // whether it was there at once is still to be seen.
+      if (ask(SYS_madvise, {at, kPage, MADV_DONTNEED}) == -EINVAL) {
+        unsigned char resident = 0;
+        if (ask(SYS_mincore, {at, kPage, at + kResidentAt}) == 0)
+          (void)space.read(at + kResidentAt, &resident, sizeof resident);
         out.state.lock_new = (resident & 1) != 0 ? MCL_FUTURE : MCL_FUTURE | MCL_ONFAULT;
+      }
       std::uint64_t permission = 0;
       if (ask(SYS_arch_prctl, {kGetStatePermission, at + kPermissionAt}) == 0 &&
           space.read(at + kPermissionAt, &permission, sizeof permission)) {

@@ -205,6 +205,13 @@ Result<void> AddressSpace::write(std::uint64_t address, const void* data, std::s
   return {};
 }
 
+std::size_t AddressSpace::write_protected(std::uint64_t address,
+                                          std::span<const std::uint64_t> words) const {
+  const ssize_t done = TEMP_FAILURE_RETRY(
+      ::pwrite(memory_.get(), words.data(), words.size_bytes(), as_offset(address)));
+  return done < 0 ? 0 : static_cast<std::size_t>(done);
+}
+
 bool share_address_space(Pid one, Pid other) {
   return ::syscall(SYS_kcmp, one.value, other.value, KCMP_VM, 0, 0) == 0;
 }

@@ -40,6 +40,10 @@ class AddressSpace {
   Result<void> read(std::uint64_t address, void* data, std::size_t size) const;
   Result<void> write(std::uint64_t address, const void* data, std::size_t size) const;
 
+  // The same for what the process itself may not write, such as its code, where the kernel lets a
+  // tracer do that by such a file. How many bytes were written.
+  std::size_t write_protected(std::uint64_t address, std::span<const std::uint64_t> words) const;
+
   // kProcessGone unless the process still runs in this address space, kBusy as open(): compares
   // what the kernel made at its execve, the places of a randomised start (/proc/PID/auxv) and
   // sixteen random bytes (AT_RANDOM), with those that the process has now. Another process may

@@ -679,9 +679,8 @@ Result<void> call_from_parked_thread(const AddressSpace& space,
 }
 
 Result<void> call_from_thread(
-    Pid pid, Tid thread, std::span<const std::uint64_t> data,
+    const AddressSpace& space, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act) {
-  STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
   auto done = trace_on_own_thread([&]() -> Result<void> {
     STASIS_TRY_ASSIGN(auto places, probe(space));
     STASIS_TRY_ASSIGN(auto stopped, StoppedThreads::stop(space, thread));
@@ -691,8 +690,15 @@ Result<void> call_from_thread(
         space, stopped, places.calls,
         [&](const SystemCall& call) { return act(call, remote_call_data(places.calls)); }, data);
   });
-  if (!done) (void)finish_remote_call(pid);
+  if (!done) (void)finish_remote_call(space.pid());
   return done;
+}
+
+Result<void> call_from_thread(
+    Pid pid, Tid thread, std::span<const std::uint64_t> data,
+    const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act) {
+  STASIS_TRY_ASSIGN(auto space, AddressSpace::open(pid));
+  return call_from_thread(space, thread, data, act);
 }
 
 }  // namespace stasis

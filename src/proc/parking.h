@@ -70,6 +70,9 @@ Result<void> call_from_parked_thread(const proc::AddressSpace& space,
 // Has this very thread make the system calls of `act`, parked or not; it goes on as before. The
 // calls can read `data`, whose address `act` gets; at most kRemoteCallData words. kProcessGone.
 Result<void> call_from_thread(
+    const proc::AddressSpace& space, Tid thread, std::span<const std::uint64_t> data,
+    const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);
+Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);
 

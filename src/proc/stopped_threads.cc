@@ -196,6 +196,8 @@ bool may_restart(Pid pid, Tid thread) {
   return filters && let_pass(*filters, call_of(SYS_restart_syscall));
 }
 
+bool replaces_memory(std::uint64_t call) { return call == SYS_execve || call == SYS_execveat; }
+
 // A call that was interrupted before it had done anything.
 bool is_to_be_made_again(std::int64_t answer) {
   return answer == kRestartSys || answer == kRestartNoIntr || answer == kRestartNoHand;
@@ -378,7 +380,8 @@ Result<void> StoppedThreads::set_signal_mask(Tid thread, std::uint64_t mask) con
 Result<void> StoppedThreads::write(Tid thread, std::uint64_t address,
                                    std::span<const std::uint64_t> words) const {
   STASIS_TRY(check_right());
-  for (std::size_t i = 0; i < words.size(); ++i) {
+  // In one go where that may be (proc_mem.force_override of the kernel's parameters).
+  for (std::size_t i = space_->write_protected(address, words) / 8; i < words.size(); ++i) {
     STASIS_TRY(
         request(pid_, PTRACE_POKEDATA, thread, as_pointer(address + i * 8), as_pointer(words[i])));
   }
@@ -427,6 +430,9 @@ Result<std::int64_t> StoppedThreads::system_call(Tid thread, std::uint64_t instr
            "do not trust that program"}));
     }
     STASIS_TRY_ASSIGN(const auto after, registers(thread));
+    // It was in that address space when it was let run, and has entered no call but ours, which is
+    // none that takes it elsewhere.
+    is_right_ = after.rip == instruction + kSyscallLength && !replaces_memory(number);
     answer = static_cast<std::int64_t>(after.rax);
     // A SIGSTOP or work that waits for the thread has interrupted it: clone() says so, say.
   } while (is_to_be_made_again(answer) && Clock::now() < deadline);

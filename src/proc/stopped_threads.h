@@ -6,7 +6,8 @@
 //
 // All are threads of one address space, which must outlive this: before the first change that is
 // made while a thread is stopped, it is seen that the process still runs in it. While a thread is
-// stopped it cannot call execve(2), and an execve of another thread ends it.
+// stopped it cannot call execve(2), and an execve of another thread ends it. Nor can it while it
+// makes a system call for us: it is stopped at the entry of whatever call it makes.
 #pragma once
 
 #include <sys/user.h>
