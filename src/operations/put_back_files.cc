@@ -368,7 +368,7 @@ Result<void> FilesPutBack::exchange(const KeptFile& kept) {
     empty_.push_back(aside);
   else
     tell_(
-        fmt::format("{} was another file than at the dump: that one is {} now", kept.path, aside));
+        fmt::format("{} was not as at the dump: what was there is {} now", kept.path, aside));
   return {};
 }
 

@@ -179,7 +179,7 @@ for file in grows, appended, turned: file.write('after\n'); file.flush()"
   restore_it
   assert_contains "$err" "$at/grows.log has grown since the image was made: it is 7 B long again, and the 6 B that came after are in $at/grows.log.after-checkpoint"
   assert_contains "$err" "$at/job.new was gone, and is made again from the image"
-  assert_contains "$err" "$at/anew was another file than at the dump: that one is $at/anew.after-checkpoint now"
+  assert_contains "$err" "$at/anew was not as at the dump: what was there is $at/anew.after-checkpoint now"
   assert_equal "$(cat "$at/job.new" "$at/grows.log" "$at/anew" "$at/turned.log")" $'round 1\nbefore\nlong\nbefore'
   assert_equal "$(cat "$at/grows.log.after-checkpoint" "$at/anew.after-checkpoint")" $'after\nnew'
   assert_equal "$(<"$at/appended.log")" $'before\nafter'
@@ -298,7 +298,7 @@ open('$at/wrong', 'w').write(f'{word.value} and not {last}')"
   target_goes_on
   kill_target
   restore_it
-  assert_contains "$err" "$at/mapped was another file than at the dump: that one is $at/mapped.after-checkpoint now"
+  assert_contains "$err" "$at/mapped was not as at the dump: what was there is $at/mapped.after-checkpoint now"
   target_goes_on
   [[ ! -e $at/wrong ]] || { cat "$at/wrong" && false; }
 }
