@@ -1,10 +1,12 @@
 #include "base/threads.h"
 
 #include <algorithm>
+#include <atomic>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/call_within.h"
 #include "base/processors.h"
 
 namespace stasis {
@@ -43,6 +45,17 @@ void at_once(std::size_t count, const std::function<void(std::size_t)>& work,
   for (std::size_t i = 0; i < count; ++i)
     if (!start(threads, [&work, i] { work(i); })) work(i);
   meanwhile();
+}
+
+void share_out(std::size_t count, const std::function<void(std::size_t)>& work) {
+  constexpr std::size_t kMost = 8;
+  std::atomic<std::size_t> next = 0;
+  const auto threads = std::min({count, kMost, std::size_t{usable_processors()}});
+  on_threads(static_cast<unsigned>(threads), [&](unsigned) {
+    const KeptCallThread calls;
+    for (std::size_t i = next++; i < count; i = next++)
+      work(i);
+  });
 }
 
 unsigned default_threads(unsigned gpus) {

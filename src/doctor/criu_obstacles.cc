@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <ctime>
@@ -30,10 +29,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "base/call_within.h"
 #include "base/fd.h"
 #include "base/listing.h"
-#include "base/processors.h"
 #include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
@@ -314,7 +311,7 @@ class Search {
   }
 
   std::vector<Obstacle> run() {
-    at_the_same_time(all_processes_.size(), [&](std::size_t i) {
+    share_out(all_processes_.size(), [&](std::size_t i) {
       (void)facts_.open_files(all_processes_[i].pid);
       (void)facts_.mappings(all_processes_[i].pid);
     });
@@ -327,7 +324,7 @@ class Search {
     }
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
     const auto parts = parts_of_search();
-    at_the_same_time(parts.size(), [&](std::size_t i) { parts[i](); });
+    share_out(parts.size(), [&](std::size_t i) { parts[i](); });
     return signs_.obstacles(processes_);
   }
 
@@ -371,17 +368,6 @@ class Search {
           doctor::probe_terminals(facts_, processes_, options_, signs_);
         },
     };
-  }
-
-  // All that `work` is called with, each on one of some threads.
-  static void at_the_same_time(std::size_t count, const std::function<void(std::size_t)>& work) {
-    constexpr unsigned kMostThreads = 8;
-    std::atomic<std::size_t> next = 0;
-    on_threads(std::min(kMostThreads, usable_processors()), [&](unsigned) {
-      const KeptCallThread calls;
-      for (std::size_t i = next++; i < count; i = next++)
-        work(i);
-    });
   }
 
   void for_each(const std::function<void(Pid)>& probe) {

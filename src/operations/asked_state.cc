@@ -232,8 +232,10 @@ bool is_in_domain(const Ask& ask, std::optional<Pid> bystander, std::uint64_t ro
 // those are asked that have done so other than the first: each question stops a thread.
 bool has_thread_in_domain(Pid pid, Sandboxes& sandboxes) {
   const proc::ProcFs procfs;
+  const std::vector<Tid> threads = procfs.threads(pid);
+  if (threads.size() == 1) return false;
   const auto first = procfs.thread_status(pid, Tid{pid.value});
-  for (const Tid thread : procfs.threads(pid)) {
+  for (const Tid thread : threads) {
     const auto status = procfs.thread_status(pid, thread);
     if (!first || !status || first->no_new_privileges || !status->no_new_privileges) continue;
     const auto bystander = sandboxes.bystander_for(pid, thread);

@@ -473,8 +473,7 @@ class DumpRun {
       lost.emplace_back(
           "what was not yet read of a terminal, as it was: it comes with other ends of lines, and "
           "with the echo once more");
-    for (const ProcessRecord& process : manifest_.processes)
-      STASIS_TRY(restart_calls(writer_->criu_dir(), process.pid));
+    STASIS_TRY(restart_calls_of(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(judge_connections());

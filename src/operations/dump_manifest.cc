@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/host_name.h"
+#include "base/threads.h"
 #include "base/version.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
@@ -111,8 +112,12 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
 
 Result<void> refuse_lost_tiles(const UniqueFd& criu_dir,
                                const std::vector<ProcessRecord>& processes) {
-  for (const ProcessRecord& process : processes) {
-    const auto threads = threads_with_tiles(criu_dir, process.pid);
+  std::vector<std::vector<Tid>> all(processes.size());
+  share_out(all.size(),
+            [&](std::size_t i) { all[i] = threads_with_tiles(criu_dir, processes[i].pid); });
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const ProcessRecord& process = processes[i];
+    const std::vector<Tid>& threads = all[i];
     if (threads.empty()) continue;
     return fail(refusal(
         {"amx-tiles", Severity::kRed, process.pid,
@@ -124,6 +129,15 @@ Result<void> refuse_lost_tiles(const UniqueFd& criu_dir,
          "linked dynamically, as Stasis has it, that does not happen"},
         ErrorCode::kCriuFailed));
   }
+  return {};
+}
+
+Result<void> restart_calls_of(const UniqueFd& criu_dir,
+                              const std::vector<ProcessRecord>& processes) {
+  std::vector<Result<int>> all(processes.size());
+  share_out(all.size(), [&](std::size_t i) { all[i] = restart_calls(criu_dir, processes[i].pid); });
+  for (Result<int>& one : all)
+    STASIS_TRY(std::move(one));
   return {};
 }
 

@@ -31,5 +31,8 @@ std::vector<PhaseRecord> beside_of(const std::vector<TraceEvent>& spans,
 // not as it was.
 Result<void> refuse_lost_tiles(const UniqueFd& criu_dir,
                                const std::vector<ProcessRecord>& processes);
+// restart_calls() of all of them.
+Result<void> restart_calls_of(const UniqueFd& criu_dir,
+                              const std::vector<ProcessRecord>& processes);
 
 }  // namespace stasis

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "criu/criu_core.h"
 #include "image/manifest_format.h"
 #include "proc/parking.h"
@@ -237,15 +238,17 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
   GivenProcessors given;
   if (const auto info = procfs.process(root))
     given.of_parent = proc::affinity(Tid{info->parent.value}).value_or(std::string());
-  for (ProcessRecord& process : processes) {
-    given.of_cpuset = proc::cpuset_of(process.pid).value_or(std::string());
+  share_out(processes.size(), [&](std::size_t i) {
+    ProcessRecord& process = processes[i];
+    GivenProcessors its = given;
+    its.of_cpuset = proc::cpuset_of(process.pid).value_or(std::string());
     KernelStateRecord state;
     state.core_dump_filter = proc::core_dump_filter(process.pid);
     // The others' is that of a session outside of the image.
     if (const auto info = procfs.process(process.pid); info && info->session == process.pid.value)
       state.autogroup_nice = proc::autogroup_nice(process.pid);
     for (const Tid thread : procfs.threads(process.pid)) {
-      ThreadStateRecord record = read_thread(process.pid, thread, given);
+      ThreadStateRecord record = read_thread(process.pid, thread, its);
       ThreadStateRecord usual;
       usual.thread = thread;
       if (record != usual && state.threads.size() < manifest_format::kMaxThreads)
@@ -253,7 +256,7 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
     }
     state.timers = read_timers(process.pid);
     process.kernel_state = std::move(state);
-  }
+  });
 }
 
 std::vector<std::string> set_late(const std::vector<ProcessRecord>& processes) {
