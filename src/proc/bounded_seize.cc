@@ -171,8 +171,11 @@ Result<void> check_is_interrupted(Pid pid) {
 }  // namespace
 
 Result<void> check_can_be_stopped(Pid pid) {
+  const auto caller = std::this_thread::get_id();
   // One thread will do: the kernel's lock is the process's.
   STASIS_TRY(trace_on_own_thread([&]() -> Result<void> {
+    // Where there is none for it, this one would go on tracing the process.
+    if (std::this_thread::get_id() == caller) return {};
     if (seize(Tid{pid.value}, 0) != 0 && errno == EINTR) return fail(held_by_an_execve(pid));
     return {};
   }));
