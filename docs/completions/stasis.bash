@@ -69,6 +69,9 @@ _stasis() {
     dump:-t|dump:--timeout) :; return ;;
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     dump:--watch) :; return ;;
+    dump:--group) :; return ;;
+    dump:--parts) :; return ;;
+    dump:--part) :; return ;;
     dump:--host-memory) mapfile -t COMPREPLY < <(compgen -W 'auto criu parallel' -- "$word"); return ;;
     dump:--pre-copy) mapfile -t COMPREPLY < <(compgen -W 'auto on off' -- "$word"); return ;;
     dump:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
@@ -85,6 +88,9 @@ _stasis() {
     restore:--verify) mapfile -t COMPREPLY < <(compgen -W 'first late' -- "$word"); return ;;
     restore:--inherit-fd) :; return ;;
     restore:--map-address) :; return ;;
+    restore:--group) :; return ;;
+    restore:--parts) :; return ;;
+    restore:--part) :; return ;;
     restore:-t|restore:--timeout) :; return ;;
     restore:--criu) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -f -- "$word"); return ;;
     restore:--driver-timeout) :; return ;;
@@ -129,8 +135,8 @@ _stasis() {
     suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --group --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --group --parts --part --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     swap) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
-    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd --map-address -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --group --parts --part --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
+    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd --map-address --group --parts --part -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics' ;;
     explain) words='-h --help --json -v --verbose -q --quiet --log-json' ;;

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <map>
 #include <mutex>
+#include <random>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -58,6 +59,9 @@ constexpr const char* kRest = "rest";        // the first decision
 constexpr const char* kOutcome = "outcome";  // the second
 constexpr std::string_view kPartPrefix = "part.";
 
+constexpr std::string_view kLinksPrefix = "links.";
+
+std::string links_file(const std::string& name) { return std::string(kLinksPrefix) + name; }
 std::string part_file(const std::string& name) { return std::string(kPartPrefix) + name; }
 
 // The error of a decision that another part has made. A code that says something of the caller, or
@@ -86,6 +90,24 @@ Error silent(const std::string& name, milliseconds silence) {
           fmt::format("nothing was heard of part {} for {} ms", name, silence.count()),
           "see whether its node and its tool live (`stasis recover` there, if it was killed), then "
           "try again with all of them"};
+}
+
+// "OWN OTHER REST" as the other end has it.
+std::string reversed(const std::string& link) {
+  const std::size_t first = link.find(' ');
+  if (first == std::string::npos) return {};
+  const std::size_t second = std::min(link.find(' ', first + 1), link.size());
+  return link.substr(first + 1, second - first - 1) + " " + link.substr(0, first) +
+         link.substr(second);
+}
+
+// 128 random bits.
+std::string random_id() {
+  std::random_device device;
+  std::string text;
+  for (int i = 0; i < 4; ++i)
+    text += fmt::format("{:08x}", static_cast<std::uint32_t>(device()));
+  return text;
 }
 
 std::string quiet_text(Clock::time_point since_when) {
@@ -122,6 +144,15 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
         stop_(interrupt) {
     own_.operation = options_.operation;
     own_.parts = options_.parts;
+    own_.dump_id = options_.dump_id;
+    if (options_.operation == "restore") links_ = record_to_text(options_.links);
+  }
+
+  const GroupPartOptions& options() const { return options_; }
+
+  std::string id() const {
+    const std::lock_guard lock(mutex_);
+    return view_.id;
   }
 
   const Interrupt& interrupt() const { return stop_; }
@@ -234,6 +265,17 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     return view_.decision.verdict == Verdict::kStill;
   }
 
+  Result<void> agree_on_links(const GroupLinks& links) {
+    {
+      const std::lock_guard lock(mutex_);
+      links_ = record_to_text(links);
+      own_.stage = PartStage::kLocked;
+      dirty_ = true;
+    }
+    to_herald_.notify_all();
+    return wait([](const LeadRecord& view) { return view.linked; });
+  }
+
   Error give_up(Error why) {
     {
       const std::lock_guard lock(mutex_);
@@ -273,6 +315,11 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   };
 
   bool agrees() const { return options_.operation != "resume"; }
+  // Its programs run until they rest: that has a deadline, and needs moments. Those that are
+  // restored stand still as soon as they are there, which takes as long as their images are large.
+  bool brings_to_rest() const { return agrees() && options_.operation != "restore"; }
+  // Before a dump comes what a part may do while its programs run.
+  bool is_soon_ready() const { return !agrees() || options_.operation == "suspend"; }
 
   // The first call counts. With the lock.
   void ask(Error why) {
@@ -314,6 +361,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     }
     LeadRecord lead;
     lead.leader = options_.name;
+    lead.id = random_id();
     STASIS_TRY_ASSIGN(leads_, directory_.claim(kLead, options_.name, record_to_text(lead)));
     if (leads_) lead_ = std::move(lead);
     return true;
@@ -341,9 +389,13 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       if (due) ++own_.beat;
       const PartRecord own = own_;
       const std::optional<Error> asked = asked_;
+      const std::optional<std::string> links = std::exchange(links_, std::nullopt);
       lock.unlock();
+      // Before the stage that says that they are there.
+      const bool listed = !links || directory_.write(links_file(options_.name), *links);
       bool told = !due;
-      if (due) told = directory_.write(part_file(options_.name), record_to_text(own)).has_value();
+      if (due && listed)
+        told = directory_.write(part_file(options_.name), record_to_text(own)).has_value();
       if (told && due) told_ = Clock::now();
       if (asked && !is_last(decision_.verdict)) decide_against(*asked);
       if (leads_)
@@ -351,6 +403,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       else
         follow();
       lock.lock();
+      if (!listed && !links_) links_ = links;
       if (!told) dirty_ = dirty_ || due;
       show();
       if (own.left) break;
@@ -466,6 +519,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
         if (name.starts_with(kPartPrefix))
           there.push_back(printable(name.substr(kPartPrefix.size())));
       std::sort(there.begin(), there.end());
+      if (there.size() >= options_.parts && !is_soon_ready() && !is_late_) return;
       std::vector<std::string> busy;
       for (const auto& [name, seen] : seen_)
         if (seen.is_there && seen.record.stage == PartStage::kComing) busy.push_back(name);
@@ -477,7 +531,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
                               listed(busy.empty() ? there : busy, ", ")),
             "see why the others did not come, or give them more time (--timeout)"});
     }
-    const bool rests = agrees() && decision_.verdict == Verdict::kNone && lead_.complete;
+    const bool rests = brings_to_rest() && decision_.verdict == Verdict::kNone && lead_.complete;
     const auto limit = options_.timeout + (leads_ ? milliseconds(0) : kGrace);
     if (!rests || complete_at_ == Clock::time_point() || Clock::now() - complete_at_ <= limit)
       return;
@@ -528,6 +582,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     if (!lead_.complete) {
       complete_roster();
     } else if (!agrees() || decision_.verdict == Verdict::kStill) {
+      if (!lead_.linked) look_for_links();
       look_for_end();
     } else {
       look_for_rest();
@@ -571,6 +626,13 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
                                options_.parts, options_.operation),
                    "give all parts the same verb, and the same number (--parts)"});
     }
+    if (seen.is_there && record.dump_id != options_.dump_id) {
+      return want({ErrorCode::kUsage,
+                   fmt::format("the images of part {} and of part {} are of different dumps", name,
+                               options_.name),
+                   "restore all parts from the images that one dump of the group has made (`stasis "
+                   "inspect` says which)"});
+    }
     if (!agrees()) return;
     if (record.stage == PartStage::kFailed && name != options_.name) return pass_on(name, record);
     if (Clock::now() - seen.changed > options_.silence) want(silent(name, options_.silence));
@@ -592,6 +654,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
                               (!agrees() || one.second.record.stage != PartStage::kComing);
                      });
     if (!all) return;
+    if (options_.operation == "restore" && !links_are_whole()) return;
     GroupRoster roster;
     for (const auto& [name, seen] : seen_)
       roster.names.push_back(name);
@@ -617,6 +680,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       seen.was_held = is_held;
     }
     if (held == seen_.size()) return make(kRest, {Verdict::kStill, options_.name, {}, {}});
+    if (!brings_to_rest()) return;
     const auto now = Clock::now();
     if (now >= slice_end_) {
       slice_ = std::min(slice_ * 2, kLongestGroupSlice);
@@ -638,6 +702,45 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       if (std::exchange(seen.was_held, false)) lead_.asked[i] = round_;
       ++i;
     }
+  }
+
+  void look_for_links() {
+    const bool all = std::all_of(seen_.begin(), seen_.end(), [](const auto& one) {
+      return one.second.record.stage == PartStage::kLocked;
+    });
+    if (all && links_are_whole()) lead_.linked = true;
+  }
+
+  // Whether each connection of a part is one of another part's, from its other end. Gives the group
+  // up if one is not. False also where it cannot be known yet.
+  bool links_are_whole() {
+    std::map<std::string, GroupLinks> parts;
+    std::map<std::string, std::string> ends;  // a part's, by the text that its other end has
+    for (const auto& [name, seen] : seen_) {
+      const auto text = directory_.read(links_file(name), kMostLinksBytes);
+      auto links =
+          text && *text ? record_from_text<GroupLinks>(**text) : std::optional<GroupLinks>();
+      if (!links) return false;
+      for (const auto* list : {&links->established, &links->closing})
+        for (const std::string& link : *list)
+          ends.emplace(reversed(link), name);
+      parts.emplace(name, std::move(*links));
+    }
+    for (const auto& [name, links] : parts) {
+      for (const std::string& link : links.established) {
+        const auto end = ends.find(link);
+        if (links.may_lead_out || (end != ends.end() && end->second != name)) continue;
+        want(
+            {ErrorCode::kUndumpable,
+             fmt::format("a TCP connection of part {} ({}) leads to no other part, or to one that "
+                         "has another address for it",
+                         name, printable(shortened(link, kMostLinkText))),
+             "try again if it was just being made; else dump with --tcp-established to keep it, or "
+             "--tcp-close to drop all connections"});
+        return false;
+      }
+    }
+    return true;
   }
 
   // All have done it; or, where that needs no agreement, those that can.
@@ -670,6 +773,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       const auto record =
           text && *text ? record_from_text<PartRecord>(**text) : std::optional<PartRecord>();
       if (!record || !record->left) return;
+      files.push_back(links_file(name.substr(kPartPrefix.size())));
       files.push_back(name);
     }
     files.insert(files.end(), {kRest, kOutcome});
@@ -686,7 +790,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   std::condition_variable to_herald_;
   std::condition_variable to_caller_;
   PartRecord own_;
-  bool dirty_ = false;  // to be told at once
+  std::optional<std::string> links_;  // to be written
+  bool dirty_ = false;                // to be told at once
   LeadRecord view_;
   Clock::time_point complete_at_;
   Clock::time_point heard_;     // when the thread was last here
@@ -726,10 +831,15 @@ Result<std::unique_ptr<GroupPart>> GroupPart::join(GroupDirectory directory,
 
 GroupPart::~GroupPart() { herald_->leave(); }
 
+const GroupPartOptions& GroupPart::options() const { return herald_->options(); }
+std::string GroupPart::id() const { return herald_->id(); }
 const Interrupt& GroupPart::interrupt() const { return herald_->interrupt(); }
 Result<void> GroupPart::wait_for_all() { return herald_->enter(PartStage::kReady); }
 milliseconds GroupPart::left() const { return herald_->left(); }
 Result<std::optional<microseconds>> GroupPart::at_rest() { return herald_->at_rest(); }
+Result<void> GroupPart::agree_on_links(const GroupLinks& links) {
+  return herald_->agree_on_links(links);
+}
 bool GroupPart::is_at_rest() const { return herald_->is_at_rest(); }
 Result<void> GroupPart::finish() { return herald_->enter(PartStage::kDone); }
 Error GroupPart::give_up(Error why) { return herald_->give_up(std::move(why)); }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/interrupt.h"
 #include "base/result.h"
@@ -20,18 +21,33 @@
 namespace stasis {
 
 inline constexpr std::uint32_t kMostParts = 1024;
+inline constexpr std::size_t kMostPartLinks = 16384;  // of one part
 
 // Letters, digits, '.', '_' and '-', 64 at most.
 bool is_part_name(const std::string& name);
 // Of this host and process.
 std::string default_part_name();
 
+// TCP connections of a part with what is outside of it, each "OWN OTHER", or with a third word that
+// both ends have: the other end is to be one of another part.
+struct GroupLinks {
+  std::vector<std::string> established;
+  // Those whose other end may have gone; another part's may name them.
+  std::vector<std::string> closing = {};
+  // The user has consented to connections that lead out of the group.
+  bool may_lead_out = false;
+};
+
 struct GroupPartOptions {
-  std::string operation;  // "suspend", "resume"
+  std::string operation;  // "suspend", "resume", "dump", "restore"
   std::uint32_t parts = 1;
   std::string name;
-  // Until all have come, and again until all stand still; zero: no deadline.
+  // Until all have come, and again until all stand still; zero: no deadline. Of a restore, until
+  // all have come.
   std::chrono::milliseconds timeout{10000};
+  // Of a restore: the dump that has made its image. All parts have to have the same.
+  std::string dump_id = {};
+  GroupLinks links = {};  // that the image has
   // After which a part of which nothing is heard is given up.
   std::chrono::milliseconds silence{10000};
 };
@@ -50,6 +66,10 @@ class GroupPart {
   // Says that this part has heard what was decided; the last one removes the directory.
   ~GroupPart();
 
+  const GroupPartOptions& options() const;
+  // Once all have come: of this operation, the same for all parts, and of no other operation.
+  std::string id() const;
+
   // Asks to stop also when the group has decided that all go on.
   const Interrupt& interrupt() const;
 
@@ -59,11 +79,15 @@ class GroupPart {
   // For the local processes, until a little after the deadline; zero: none. At least a millisecond
   // otherwise.
   std::chrono::milliseconds left() const;
-  // Called with all local processes quiesced: waits until all parts are. Nothing: it is decided,
+  // Called with all local processes quiesced, or restored: waits until all parts are. Nothing: it
+  // is decided,
   // and they stay so. A time: let them go on for so long, quiesce them and call again. Others wait
   // for these.
   Result<std::optional<std::chrono::microseconds>> at_rest();
   bool is_at_rest() const;
+  // Of a dump, after at_rest(): the connections of this part are locked. Waits until those of all
+  // parts are, and each is known to both of its ends.
+  Result<void> agree_on_links(const GroupLinks& links);
   // Called when the local part is done: waits until all are, or it is decided that all go back.
   Result<void> finish();
   // This part has failed, and tells the others, before it is rolled back. The error to report: if

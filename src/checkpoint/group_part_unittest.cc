@@ -1,3 +1,4 @@
+// Long because one fixture stands for the parts of all tests.
 #include "checkpoint/group_part.h"
 
 #include <sys/stat.h>
@@ -267,6 +268,91 @@ TEST_F(GroupPartTest, WhatThePartsDisagreeAboutIsRefused) {
     EXPECT_FALSE(end.done);
     EXPECT_EQ(end.code, ErrorCode::kUsage) << end.message;
   }
+}
+
+TEST_F(GroupPartTest, AConnectionHasToBeKnownToBothEnds) {
+  const auto dump = [&](const std::vector<GroupLinks>& links) {
+    std::vector<std::string> said(links.size());
+    at_once(links.size(), [&](std::size_t i) {
+      auto own = options(static_cast<std::uint32_t>(links.size()), fmt::format("node{}", i));
+      own.operation = "dump";
+      auto joined = join(own);
+      if (!joined) {
+        said[i] = joined.error().to_string();
+        return;
+      }
+      GroupPart& part = **joined;
+      auto done = part.wait_for_all();
+      for (bool rests = false; done && !rests;) {
+        auto moment = part.at_rest();
+        rests = moment && !*moment;
+        if (!moment) done = fail(std::move(moment.error()));
+      }
+      if (done) done = part.agree_on_links(links[i]);
+      if (done) done = part.finish();
+      if (!done) said[i] = part.give_up(std::move(done.error())).to_string();
+    });
+    EXPECT_FALSE(fs::exists(path()));
+    return said;
+  };
+  const GroupLinks one{{"10.0.0.1:1 10.0.0.2:2", "127.0.0.1:1 127.0.0.1:2 mark"}};
+  const GroupLinks other{{"10.0.0.2:2 10.0.0.1:1", "127.0.0.1:2 127.0.0.1:1 mark"}};
+  for (const std::string& said : dump({one, other}))
+    EXPECT_EQ(said, "");
+  GroupLinks elsewhere = other;
+  elsewhere.established.back() = "127.0.0.1:2 127.0.0.1:1 another";
+  GroupLinks half = other;
+  half.established.pop_back();
+  // Both ends are of one part, as those of two networks of the same addresses.
+  GroupLinks within = one;
+  within.established.insert(within.established.end(), other.established.begin(),
+                            other.established.end());
+  for (const auto& links :
+       {std::vector{one, elsewhere}, std::vector{one, half}, std::vector{within, GroupLinks{}}}) {
+    for (const std::string& said : dump(links))
+      EXPECT_THAT(said, HasSubstr("leads to no other part"));
+  }
+  GroupLinks closing{{}, other.established};
+  closing.closing.emplace_back("10.0.0.2:9 10.0.0.7:9");
+  for (const std::string& said : dump({one, closing}))
+    EXPECT_EQ(said, "");
+  GroupLinks free = one;
+  free.may_lead_out = true;
+  for (const std::string& said : dump({free, GroupLinks{}}))
+    EXPECT_EQ(said, "");
+}
+
+TEST_F(GroupPartTest, ARestoreIsOfOneDumpAndHasNoDeadlineOnceAllHaveCome) {
+  const auto restore = [&](const std::vector<std::string>& ids) {
+    std::vector<std::string> said(ids.size());
+    at_once(ids.size(), [&](std::size_t i) {
+      auto own = options(static_cast<std::uint32_t>(ids.size()), fmt::format("node{}", i));
+      own.operation = "restore";
+      own.dump_id = ids[i];
+      auto joined = join(own);
+      if (!joined) {
+        said[i] = joined.error().to_string();
+        return;
+      }
+      GroupPart& part = **joined;
+      auto done = part.wait_for_all();
+      if (done && i == 1) std::this_thread::sleep_for(2 * timeout_);
+      if (done) {
+        // No part that stands is let go on for a moment.
+        const auto moment = part.at_rest();
+        EXPECT_TRUE(!moment || !*moment);
+        if (!moment) done = fail(Error(moment.error()));
+      }
+      if (done) done = part.finish();
+      if (!done) said[i] = part.give_up(std::move(done.error())).to_string();
+    });
+    return said;
+  };
+  timeout_ = milliseconds(1000);
+  for (const std::string& said : restore({"first", "first", "first"}))
+    EXPECT_EQ(said, "");
+  for (const std::string& said : restore({"first", "first", "second"}))
+    EXPECT_THAT(said, HasSubstr("of different dumps"));
 }
 
 TEST_F(GroupPartTest, OneMoreThanThereAreHurtsNoOther) {

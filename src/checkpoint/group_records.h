@@ -18,6 +18,7 @@
 namespace stasis {
 
 inline constexpr std::size_t kMostWhy = 400;
+inline constexpr std::size_t kMostGroupId = 64;
 inline constexpr std::size_t kMostPartBytes = 4096;
 inline constexpr std::size_t kMostLeadBytes = 64 << 10;     // a number for each part
 inline constexpr std::size_t kMostRosterBytes = 128 << 10;  // a name for each part
@@ -30,9 +31,12 @@ std::optional<Enum> enum_from_name(const std::array<std::string_view, count>& na
   return static_cast<Enum>(found - names.begin());
 }
 
-enum class PartStage { kComing, kReady, kHeld, kDone, kFailed };
-inline constexpr std::array<std::string_view, 5> kPartStages = {"coming", "ready", "held", "done",
-                                                                "failed"};
+inline constexpr std::size_t kMostLinkText = 200;
+inline constexpr std::size_t kMostLinksBytes = 8 << 20;
+
+enum class PartStage { kComing, kReady, kHeld, kLocked, kDone, kFailed };
+inline constexpr std::array<std::string_view, 6> kPartStages = {"coming", "ready", "held",
+                                                                "locked", "done",  "failed"};
 enum class Verdict {
   kNone,
   kStill,   // all stand still: on to what takes long
@@ -66,6 +70,7 @@ struct PartRecord {
   std::uint64_t round = 0;  // held: since it was last let go on by this round
   std::uint64_t beat = 0;   // grows as long as it lives
   bool left = false;        // it has heard what was decided
+  std::string dump_id;      // of the image that it restores
   std::string code;         // failed: of what
   std::string why;
 };
@@ -78,14 +83,17 @@ void fields(auto& io, Described<PartRecord> auto& part) {
   io("round", part.round);
   io("beat", part.beat);
   io("left", part.left);
+  io("dump_id", part.dump_id, Items{0, kMostGroupId});
   io("code", part.code, Items{0, 64});
   io("why", part.why, Items{0, 4 * kMostWhy});
 }
 
 struct LeadRecord {
   std::string leader;
+  std::string id;  // of the operation
   std::uint64_t beat = 0;
   bool complete = false;  // all have come, and the roster stands
+  bool linked = false;    // the connections of all are locked, and lead from part to part
   // The round that each part, by the roster, was last let go on by; empty: none was.
   std::vector<std::uint64_t> asked;
   std::chrono::microseconds moment{0};  // for so long
@@ -93,11 +101,19 @@ struct LeadRecord {
 };
 void fields(auto& io, Described<LeadRecord> auto& lead) {
   io("leader", lead.leader, Items{1, 64});
+  io("id", lead.id, Items{1, kMostGroupId});
   io("beat", lead.beat);
   io("complete", lead.complete);
+  io("linked", lead.linked);
   io("asked", lead.asked, Items{0, kMostParts});
   io("moment_us", lead.moment, Within{0, 1'000'000});
   io("decision", lead.decision);
+}
+
+void fields(auto& io, Described<GroupLinks> auto& links) {
+  io("established", links.established, Items{0, kMostPartLinks});
+  io("closing", links.closing, Items{0, kMostPartLinks});
+  io("may_lead_out", links.may_lead_out);
 }
 
 struct GroupRoster {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/group.h"
 #include "cli/help.h"
 #include "cli/target.h"
 #include "cli/ticker.h"
@@ -17,6 +18,7 @@ struct DumpArguments {
   Target target;
   DumpOptions dump;
   AttachFirst attach;
+  GroupOptions group;
   bool leave_running = false;
   bool leave_suspended = false;
   std::string sync = "disk";
@@ -81,6 +83,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   options.dump.compression =
       compression_from_name(options.compress).value_or(ContentCompression::kNone);
   STASIS_TRY_ASSIGN(options.dump.attach, options.attach.open(options.dump.path));
+  STASIS_TRY(options.group.open());
   STASIS_TRY(options.target.find());
   options.dump.job_name =
       options.target.job ? options.target.job->name : job::name_of_job(options.target.pid);
@@ -96,6 +99,8 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(options.dump.base ? Context::Movers::kDigests
                                                                        : Context::Movers::kOne));
   const Ticker ticker(context.terminal);
+  STASIS_TRY_ASSIGN(auto part, options.group.join("dump", options.dump.timeout, context.interrupt));
+  options.dump.part = part.get();
   STASIS_TRY_ASSIGN(auto report,
                     dump(context.environment(*driver), options.target.pid, options.dump));
   context.figures = figures_of(report);
@@ -162,6 +167,8 @@ Verb add_dump(CLI::App& app) {
   add_timeout(*command, options->dump.timeout);
   add_path(*command, options->dump.path);
   add_attach_first(*command, options->attach);
+  // Which takes seconds, in which the others would wait.
+  options->group.add_to(*command)->excludes(command->get_option("--attach"));
   command
       ->add_option_function<std::string>(
           "--host-memory",

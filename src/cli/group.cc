@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "operations/operations.h"
+
 namespace stasis::cli {
 
 CLI::Option* GroupOptions::add_to(CLI::App& command) {
@@ -49,6 +51,26 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join(const std::string& operati
   options.parts = parts_;
   options.name = name_.empty() ? default_part_name() : name_;
   options.timeout = timeout;
+  return join(std::move(options), interrupt);
+}
+
+Result<std::unique_ptr<GroupPart>> GroupOptions::join_image(const RestoreOptions& restore,
+                                                            std::chrono::milliseconds timeout,
+                                                            const Interrupt& interrupt) {
+  if (!directory_) return std::unique_ptr<GroupPart>();
+  STASIS_TRY_ASSIGN(auto options, part_of_image(restore));
+  if (options.parts != parts_ || (!name_.empty() && name_ != options.name)) {
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} is the image of part {} of {}", restore.images_dir, options.name,
+                            options.parts),
+                fmt::format("restore it with --parts {} --part {}", options.parts, options.name));
+  }
+  options.timeout = timeout;
+  return join(std::move(options), interrupt);
+}
+
+Result<std::unique_ptr<GroupPart>> GroupOptions::join(GroupPartOptions options,
+                                                      const Interrupt& interrupt) {
   return GroupPart::join(std::move(*std::exchange(directory_, std::nullopt)), std::move(options),
                          interrupt);
 }

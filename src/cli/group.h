@@ -27,8 +27,15 @@ class GroupOptions {
   Result<std::unique_ptr<GroupPart>> join(const std::string& operation,
                                           std::chrono::milliseconds timeout,
                                           const Interrupt& interrupt);
+  // The same for a restore: as the part that the image says. kUsage where the options say another,
+  // or it is an image of no group.
+  Result<std::unique_ptr<GroupPart>> join_image(const RestoreOptions& restore,
+                                                std::chrono::milliseconds timeout,
+                                                const Interrupt& interrupt);
 
  private:
+  Result<std::unique_ptr<GroupPart>> join(GroupPartOptions options, const Interrupt& interrupt);
+
   std::string path_;
   std::uint32_t parts_ = 0;
   std::string name_;

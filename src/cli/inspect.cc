@@ -86,6 +86,10 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
                            criu_version_text(m.criu_version),
                            m.driver_version.empty() ? "unknown" : shown(m.driver_version)));
   if (!m.job_name.empty()) show("name", shown(m.job_name));
+  if (m.group) {
+    show("part", fmt::format("{} of {} of a job of several nodes, dump {}", shown(m.group->name),
+                             m.group->parts, shown(m.group->id)));
+  }
   show("tree", tree_text(m));
   std::string gpus;
   for (const GpuRecord& gpu : m.gpus) {

@@ -16,6 +16,7 @@
 
 #include "base/fd.h"
 #include "base/printable.h"
+#include "cli/group.h"
 #include "cli/help.h"
 #include "cli/verbs.h"
 #include "image/image_reader.h"
@@ -29,6 +30,7 @@ namespace {
 struct RestoreArguments {
   std::chrono::milliseconds limit{0};
   RestoreOptions restore;
+  GroupOptions group;
   std::optional<std::string> device_map;
   bool detach = false;
   std::vector<std::string> inherit;  // "fd[3]:pipe:[1234]"
@@ -145,6 +147,11 @@ Result<int> run_restore(Context& context, RestoreArguments& options) {
   return restore_here(context, options);
 }
 
+// How long the other parts may take to come.
+std::chrono::milliseconds time_to_come(const RestoreArguments& options) {
+  return options.limit.count() > 0 ? options.limit : GroupPartOptions().timeout;
+}
+
 Result<int> restore_here(Context& context, RestoreArguments& options) {
   if (options.cgroups) options.restore.cgroups = choice_from_name<CgroupMode>(*options.cgroups);
   if (options.device_map) {
@@ -168,8 +175,13 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   }
   options.restore.caller_ends = options.detach;
   context.interrupt.set_time_limit(options.limit);
+  STASIS_TRY(options.group.open());
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
+  STASIS_TRY_ASSIGN(auto part, options.group.join_image(options.restore, time_to_come(options),
+                                                        context.interrupt));
+  options.restore.part = part.get();
   STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
+  part.reset();
   context.figures = figures_of(report);
   if (options.detach) {
     STASIS_TRY(check_still_there(report));
@@ -228,6 +240,7 @@ Verb add_restore(CLI::App& app) {
           "give its sockets the address NEW where they had OLD, of IPv4 or of IPv6; may be "
           "repeated")
       ->type_name("OLD=NEW");
+  options->group.add_to(*command);
   add_criu_restore_options(*command, *options);
   add_time_limit(*command, options->limit,
                  "it is given up, unless its GPU memory is on the way back");

@@ -76,6 +76,8 @@ struct RestoreRequest {
   std::function<void()> on_resume = {};
   // Looked at as often; an error gives the restore up. May be empty.
   std::function<Result<void>()> check = {};
+  // Called before what there is of the tree is killed. May be empty.
+  std::function<void()> on_give_up = {};
   std::chrono::milliseconds deadline{0};  // 0 = none. A restore can hang for ever in CRIU
   int log_level = 4;
   // Called with criu's number before it is told anything. May be empty.

@@ -202,7 +202,10 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   };
   // Criu watches the tasks: when they die it cleans up in order, ghost files included, which it
   // cannot when it is killed.
-  limits.give_up = [&] { half.kill(); };
+  limits.give_up = [&] {
+    if (request.on_give_up) request.on_give_up();
+    half.kill();
+  };
   limits.on_wait = request.on_wait;
   const CriuAnswer answer = converse(
       process, message,
@@ -237,6 +240,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
     error = criu_error(fmt::format("restore process {}", request.root.value), answer, process,
                        {request.work_dir, request.log_name, request.log_path});
   }
+  if (request.on_give_up) request.on_give_up();
   const std::vector<Pid> alive = half.end();
   if (!alive.empty()) {
     std::string list;

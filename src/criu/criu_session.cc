@@ -81,7 +81,7 @@ Result<CriuProcess> start_told(const std::string& path, const CriuProcess::Start
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
                     const OnNotification& on_notification, const CriuLimits& limits) {
   CriuAnswer answer;
-  const auto start = Clock::now();
+  auto start = Clock::now();
   auto mark = start;
   std::optional<LastHope> hope;
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
@@ -123,6 +123,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       answer.response = std::move(**message);
       break;
     }
+    const auto asked = Clock::now();
     Span span(TraceKind::kCriu, "our answer to " + (*message)->notify.script);
     if (!answer.refusal && !answer.timed_out) {
       auto allowed = fault_at((*message)->notify.script);
@@ -131,6 +132,8 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
     }
     span.end();
     mark = Clock::now();
+    // The deadline is criu's: the caller may wait for others meanwhile.
+    start += mark - asked;
     criu_rpc::Request reply;
     reply.type = criu_rpc::Type::kNotify;
     reply.notify_success = !answer.refusal && !answer.timed_out;

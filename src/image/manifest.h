@@ -187,6 +187,19 @@ struct SocketsRecord {
   bool operator==(const SocketsRecord&) const = default;
 };
 
+// The image is one of several that a dump of a job of several nodes has made, a part each.
+struct GroupRecord {
+  std::string id;  // of that dump
+  std::uint32_t parts = 0;
+  std::string name;  // of this part
+  // TCP connections with other parts, "OWN OTHER" (operations/part_links.h). Their sockets come
+  // back locked, and want the other parts to come back as well.
+  std::vector<std::string> links = {};
+  std::vector<std::string> closing_links = {};
+  bool links_may_lead_out = false;  // some may be with others
+  bool operator==(const GroupRecord&) const = default;
+};
+
 struct Manifest {
   std::string stasis_version;
   std::string created;  // UTC, "2026-11-21T09:30:00Z"; seal() sets it if empty
@@ -206,7 +219,8 @@ struct Manifest {
   std::vector<PhaseRecord> beside;
   std::optional<JobRecord> job;
   std::string job_name;  // by which `stasis suspend NAME` found the root; empty if it had none
-  std::optional<SocketsRecord> sockets;       // nothing also if unknown
+  std::optional<SocketsRecord> sockets;  // nothing also if unknown
+  std::optional<GroupRecord> group;
   std::vector<FileRecord> files;              // seal() fills these in, sorted by path
   std::optional<ContentRecord> content;       // if there is a gpu/: ContentSummary::record
   std::optional<ContentRecord> host_content;  // if there is a host/, the same

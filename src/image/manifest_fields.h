@@ -255,6 +255,15 @@ void fields(auto& io, Described<ContentRecord> auto& content) {
   io.optional("taken_files", content.reused_files, Within{0, content.data_sizes.size()});
 }
 
+void fields(auto& io, Described<GroupRecord> auto& group) {
+  io("id", group.id, Items{1, manifest_format::kMaxGroupName});
+  io("parts", group.parts, Within{1, manifest_format::kMaxParts});
+  io("name", group.name, Items{1, manifest_format::kMaxGroupName});
+  io("links", group.links, Items{0, manifest_format::kMaxSockets});
+  io("closing_links", group.closing_links, Items{0, manifest_format::kMaxSockets});
+  io("links_may_lead_out", group.links_may_lead_out);
+}
+
 // How the files are checked: no choice so far.
 struct ChecksumKind {
   std::string algorithm = std::string(kChecksumAlgorithm);
@@ -273,6 +282,10 @@ void fields(auto& io, Described<Manifest> auto& manifest) {
   std::vector<std::string> required;
   if (manifest.content) required.emplace_back(kNeedsContent);
   if (manifest.host_content) required.emplace_back(kNeedsHostContent);
+  const auto has_links = [](const Manifest& of) {
+    return of.group && (!of.group->links.empty() || !of.group->closing_links.empty());
+  };
+  if (has_links(manifest)) required.emplace_back(kNeedsGroup);
   io("requires", required, Items{0, kMaxRequires});
   io("stasis_version", manifest.stasis_version);
   io("created", manifest.created);
@@ -292,6 +305,7 @@ void fields(auto& io, Described<Manifest> auto& manifest) {
   io.optional("job", manifest.job);
   io.optional("job_name", manifest.job_name);
   io.optional("socket_state", manifest.sockets);
+  io.optional("group", manifest.group);
   ChecksumKind checksum;
   io("checksum", checksum);
   io("files", manifest.files, Items{1, kMaxFiles});
@@ -305,6 +319,7 @@ void fields(auto& io, Described<Manifest> auto& manifest) {
          "and gpu_content do not agree about gpu-content");
   agrees(kNeedsHostContent, manifest.host_content.has_value(),
          "and host_content do not agree about host-memory");
+  agrees(kNeedsGroup, has_links(manifest), "and group do not agree about group-links");
   io("total_bytes", manifest.total_bytes);
 }
 

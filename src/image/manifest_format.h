@@ -36,6 +36,8 @@ inline constexpr std::size_t kMaxMemberships = 1024;     // of one socket
 inline constexpr std::size_t kMaxMulticastSources = 64;  // of one membership
 inline constexpr std::size_t kMaxAddresses = 1024;
 inline constexpr std::size_t kMaxLost = 64;
+inline constexpr std::size_t kMaxGroupName = 64;
+inline constexpr std::uint64_t kMaxParts = 1024;
 inline constexpr std::size_t kMaxExternal = 4096;
 inline constexpr std::size_t kMaxPhases = 256;
 inline constexpr std::size_t kMaxFiles = 1048576;
@@ -52,6 +54,8 @@ inline constexpr std::size_t kTrailerSize =
 inline constexpr std::string_view kNeedsContent = "gpu-content";
 // The same of host memory.
 inline constexpr std::string_view kNeedsHostContent = "host-memory";
+// The same of connections that come back locked.
+inline constexpr std::string_view kNeedsGroup = "group-links";
 
 // The folder of an image that holds CRIU's files.
 inline constexpr std::string_view kCriuFolder = "criu";

@@ -158,7 +158,8 @@ Result<void> check_version(const Json& json) {
                 "restore it with the Stasis that wrote it, or a newer one");
   }
   for (const std::string& feature : version.required) {
-    if (feature == kNeedsContent || feature == kNeedsHostContent) continue;
+    if (feature == kNeedsContent || feature == kNeedsHostContent || feature == kNeedsGroup)
+      continue;
     return fail(
         ErrorCode::kImageVersion,
         fmt::format("the image needs the feature \"{}\", which this program lacks", feature),

@@ -20,10 +20,12 @@
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/scope_guard.h"
+#include "checkpoint/group_part.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
 #include "criu/criu_files.h"
+#include "criu/criu_tcp_queues.h"
 #include "image/image_writer.h"
 #include "operations/asked_state.h"
 #include "operations/dump_checks.h"
@@ -34,6 +36,7 @@
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
+#include "operations/part_links.h"
 #include "operations/quiesce.h"
 #include "operations/refusals.h"
 #include "operations/rollback.h"
@@ -123,12 +126,12 @@ class DumpRun {
 
   // The steps of docs/how-it-works.md.
   Result<DumpReport> run() {
-    STASIS_TRY(probe());
+    if (auto known = probe(); !known) return fail(told(std::move(known.error())));
     if (options_.attach) {
       STASIS_TRY(attach_first(
           env_, root_, {*options_.attach, options_.timeout, options_.ignore_obstacles}, phases_));
     }
-    STASIS_TRY(open());
+    if (auto opened = open(); !opened) return fail(told(std::move(opened.error())));
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
     if (auto ahead = precopy_host_memory(); !ahead) return fail(undone(std::move(ahead.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
@@ -149,6 +152,8 @@ class DumpRun {
   // A connection that the tree just opens, say: only CRIU sees it, once all have stopped. The tree
   // is as it was.
   bool may_try_again(const Error& error) const {
+    // The other parts of a group know of one try.
+    if (options_.part != nullptr) return false;
     const bool passes = criu_was_asked_ || error.retry == Retry::kSame;
     if (error.code != ErrorCode::kBusy || !passes || !env_.interrupt.check()) return false;
     (void)::unlink(writer_->failed_log_path().c_str());
@@ -192,7 +197,14 @@ class DumpRun {
     return refuse_obstacles(env_, *opened_, options_.ignore_obstacles);
   }
 
+  // In a group, this part alone has failed: the others are told, before this one is rolled back.
+  Error told(Error why) const {
+    return options_.part != nullptr ? options_.part->give_up(std::move(why)) : std::move(why);
+  }
+
   Error undone(Error why) {
+    why = told(std::move(why));
+    let_group_go();
     Error error = roll_back(env_, *opened_, std::move(why));
     // The half of an image, and all there is of a program's GPU memory: for `stasis recover`.
     if (writer_) keep_partial_image();
@@ -228,6 +240,8 @@ class DumpRun {
     STASIS_TRY(find_inherited_files(proc::ProcFs(), group().members(), env_.driver.info().simulated,
                                     options_.ignore_obstacles));
     sync_ = when_to_sync(options_, *writer_);
+    // No part goes on before all images are whole.
+    if (options_.part != nullptr && is_deferred()) sync_ = SyncPolicy::kDisk;
     into_image_.emplace(
         IntoImage{writer_->dir(),
                   {options_.compression, past_the_cache(options_), sync_, kContentChunk, base_},
@@ -251,14 +265,71 @@ class DumpRun {
   // has them all stand still they may make the first; judge_connections() sees what they made.
   void keep_own_connections() {
     if (criu_options_.tcp_established || criu_options_.tcp_close) return;
+    // Those with other parts are locked, and what leads out of the group is refused when all stand
+    // still.
+    if (options_.part != nullptr) {
+      criu_options_.tcp_established = true;
+      criu_options_.network_lock = NetworkLock::kSkip;
+      return;
+    }
     if (proc::tcp_reach(proc::ProcFs(), group().infos()) == proc::TcpReach::kOutside) return;
     criu_options_.tcp_established = true;
     criu_options_.network_lock = NetworkLock::kSkip;
     keeps_own_connections_ = true;
   }
 
+  // Both ends of a connection between parts are locked before one of them is saved.
+  Result<void> lock_group() {
+    if (options_.part == nullptr) return {};
+    GroupLinks links;
+    if (!criu_options_.tcp_close) {
+      are_links_locked_ = true;
+      STASIS_TRY_ASSIGN(auto locked, lock_links(root_));
+      STASIS_TRY(fault(FaultPoint::kPartLocked));
+      links = {std::move(locked.established), std::move(locked.closing),
+               options_.criu.tcp_established};
+    }
+    phases_.begin("agree");
+    STASIS_TRY(options_.part->agree_on_links(links));
+    const GroupPartOptions& own = options_.part->options();
+    manifest_.group = {
+        options_.part->id(),      own.parts,         own.name, std::move(links.established),
+        std::move(links.closing), links.may_lead_out};
+    return {};
+  }
+
+  void let_group_go() {
+    if (!std::exchange(are_links_locked_, false)) return;
+    std::vector<Pid> processes;
+    for (const proc::ProcessInfo& info :
+         proc::ProcFs().tree(root_).value_or(std::vector<proc::ProcessInfo>()))
+      processes.push_back(info.pid);
+    for (const std::string& failed : let_links_go(processes))
+      env_.tell(failed);
+  }
+
+  // A connection that was made since the lock has an end that is not locked.
+  Result<void> refuse_new_links() {
+    if (!are_links_locked_) return {};
+    STASIS_TRY_ASSIGN(const auto now, find_links(root_));
+    const auto& known = manifest_.group->links;
+    const auto made =
+        std::find_if(now.established.begin(), now.established.end(), [&](const std::string& link) {
+          return !std::binary_search(known.begin(), known.end(), link) &&
+                 !std::binary_search(manifest_.group->closing_links.begin(),
+                                     manifest_.group->closing_links.end(), link);
+        });
+    if (made == now.established.end()) return {};
+    return fail(ErrorCode::kBusy,
+                fmt::format("a TCP connection that leads out of this part ({}) was opened during "
+                            "the dump",
+                            *made),
+                "try again with all parts");
+  }
+
   // All stand still.
   Result<void> judge_connections() {
+    if (options_.part != nullptr) return refuse_new_links();
     if (!keeps_own_connections_) return {};
     const proc::ProcFs procfs;
     STASIS_TRY_ASSIGN(const auto tree, procfs.tree(root_));
@@ -323,14 +394,15 @@ class DumpRun {
     // One that stays suspended keeps its memory's content itself: the image need not be kept for
     // it.
     const IntoImage* into = ends() || goes_on() ? &*into_image_ : nullptr;
-    auto stopped =
-        quiesce(env_, *opened_,
-                {options_.timeout, options_.ignore_obstacles, true, options_.path, into, goes_on()},
-                phases_);
+    QuiesceOptions how{options_.timeout, options_.ignore_obstacles, true, options_.path, into,
+                       goes_on()};
+    how.part = options_.part;
+    auto stopped = quiesce(env_, *opened_, how, phases_);
     asked_in_vain_ = !stopped;
     // Also of those whom the driver has by then, if that was not all of them.
     needed_ = use_of(group());
     if (!stopped) return stopped;
+    STASIS_TRY(lock_group());
     answers_ = ask_processes(root_);
     STASIS_TRY(refuse_tiles(answers_));
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
@@ -475,6 +547,7 @@ class DumpRun {
           "with the echo once more");
     STASIS_TRY(restart_calls_of(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
+    if (keeps_own_connections_ || are_links_locked_) STASIS_TRY(count_as_sent(writer_->criu_dir()));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(judge_connections());
     STASIS_TRY(note_sockets(env_, manifest_, lost));
@@ -490,7 +563,22 @@ class DumpRun {
     phases_.begin("finish");
     if (ends()) STASIS_TRY(note_ending(*opened_));
     STASIS_TRY(fault(FaultPoint::kDumpEnding));
+    STASIS_TRY(complete_group());
     complete_ = true;
+    return {};
+  }
+
+  // Waits until all parts have a whole image. It gets its name before anything is ended: a tool
+  // that is killed from now on leaves an image that is one of the group's.
+  Result<void> complete_group() {
+    if (options_.part == nullptr) return {};
+    phases_.begin("agree");
+    waits_for_others_ = true;
+    STASIS_TRY(options_.part->finish());
+    waits_for_others_ = false;
+    fault_only(FaultPoint::kPartDone);
+    commit();
+    phases_.begin("finish");
     return {};
   }
 
@@ -508,8 +596,11 @@ class DumpRun {
 
   // After CRIU has failed. No error: the image is complete, and what was left of the job is ended.
   Result<void> take_back(Error why) {
+    if (complete_ && options_.part != nullptr) return end_as_agreed(why);
     // First the job, then the disk: removing a large image takes seconds.
     const Error first = why;
+    why = told(std::move(why));
+    let_group_go();
     stop_saving_.request(SIGTERM);
     opened_->direct.make_room(env_.driver, needed_, {});
     auto back = group().roll_back();
@@ -523,7 +614,7 @@ class DumpRun {
       keep_partial_image();
       (void)writer_->discard();
       // Nothing went wrong in CRIU, so its log says nothing.
-      if (first.code == ErrorCode::kInterrupted || asked_in_vain_)
+      if (first.code == ErrorCode::kInterrupted || asked_in_vain_ || waits_for_others_)
         (void)::unlink(writer_->failed_log_path().c_str());
       return fail(std::move(failed));
     }
@@ -533,7 +624,17 @@ class DumpRun {
     return {};
   }
 
+  // CRIU has failed after all parts had their images.
+  Result<void> end_as_agreed(const Error& why) {
+    env_.tell("the image is complete, though CRIU failed at its end: " + why.message);
+    end_host_memory();
+    for (const GroupMember& member : group().members())
+      if (ends()) (void)member.process.pidfd().signal(SIGKILL);
+    return {};
+  }
+
   Result<void> end_job() {
+    are_links_locked_ = false;
     opened_->direct.dismiss();
     auto gone = wait_until_gone(group());
     group().dismiss();
@@ -544,6 +645,7 @@ class DumpRun {
   }
 
   Result<void> leave_suspended() {
+    let_group_go();
     group().dismiss();
     opened_->direct.dismiss();
     remember_suspended(group());
@@ -554,6 +656,7 @@ class DumpRun {
   }
 
   Result<void> let_job_go_on() {
+    let_group_go();
     opened_->direct.make_room(env_.driver, needed_, {});
     auto back = group().roll_back();
     if (back)
@@ -658,6 +761,8 @@ class DumpRun {
   std::optional<Clock::time_point> dead_since_;
   bool criu_was_asked_ = false;  // it has gone on with the tree at rest
   bool complete_ = false;
+  bool waits_for_others_ = false;
+  bool are_links_locked_ = false;
   AskedStates answers_;
   DumpReport report_;
   std::optional<ImageWatcher> watcher_;
@@ -667,12 +772,15 @@ class DumpRun {
   // Also should an exception end us, which would wait for it for ever.
   ScopeGuard<std::function<void()>> end_saving_{[this] { stop_saving_.request(SIGTERM); }};
   // A program that runs on has its files by their own names.
+  // After an exception: the program would wait for the other parts for ever.
+  ScopeGuard<std::function<void()>> let_group_go_{[this] { let_group_go(); }};
   ScopeGuard<std::function<void()>> forget_links_{[this] { remove_links(kept_files_.links); }};
 };
 
 }  // namespace
 
-Result<DumpReport> dump(const Environment& env, Pid root, const DumpOptions& options) {
+Result<DumpReport> dump(const Environment& given, Pid root, const DumpOptions& options) {
+  const Environment env = options.part != nullptr ? given.with(options.part->interrupt()) : given;
   if (options.criu.tcp_close && options.criu.tcp_established) {
     return fail(ErrorCode::kUsage,
                 "--tcp-established keeps open TCP connections, and --tcp-close closes them",

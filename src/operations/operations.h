@@ -35,6 +35,7 @@
 namespace stasis {
 
 class GroupPart;
+struct GroupPartOptions;
 
 struct ProcessReport {
   Pid pid;
@@ -205,6 +206,9 @@ struct DumpOptions {
   CriuOptions criu;
   std::optional<std::string> criu_path;
   int criu_log_level = 4;
+  // Of a group of several nodes: all parts have a complete image, and then all end (or go on), or
+  // none has. `timeout` is the group's then.
+  GroupPart* part = nullptr;
 };
 
 struct DumpReport : Report {
@@ -255,7 +259,13 @@ struct RestoreOptions {
   int criu_log_level = 4;
   // What the sockets are bound to, and connected with, in the place of what they were.
   std::vector<AddressPair> addresses = {};
+  // Of a group of several nodes, by part_of_image(): all parts are restored, or none.
+  GroupPart* part = nullptr;
 };
+
+// As which part the image in `options` is restored; of `options`, what it says of connections and
+// addresses counts. kUsage if it is an image of no group.
+Result<GroupPartOptions> part_of_image(const RestoreOptions& options);
 
 struct RestoreReport : Report {
   std::string images_dir;

@@ -17,6 +17,7 @@
 #include "image/image_reader.h"
 #include "operations/host_memory.h"
 #include "operations/leftovers.h"
+#include "operations/part_links.h"
 #include "operations/restore_log.h"
 #include "operations/rollback.h"
 #include "proc/parking.h"
@@ -237,6 +238,16 @@ Result<void> let_others_go(const JournalRecord& record) {
   return worst;
 }
 
+// A part of a job of several nodes may have its connections locked.
+void unlock_connections(const JournalRecord& record) {
+  if (record.operation != "dump" && record.operation != "restore") return;
+  std::vector<Pid> processes;
+  for (const proc::ProcessInfo& info :
+       proc::ProcFs().tree(record.root).value_or(std::vector<proc::ProcessInfo>()))
+    processes.push_back(info.pid);
+  (void)let_links_go(processes);
+}
+
 Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverReport& report) {
   // A copy: the journal goes on to change its own.
   const JournalRecord record = journal.record();
@@ -251,6 +262,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   GpuReservation room;
   STASIS_TRY(room.come_back(env.interrupt));
   STASIS_TRY(fault(FaultPoint::kRecoverSettled));
+  unlock_connections(record);
   auto others = let_others_go(record);
   STASIS_TRY(recover_targets(env, record, report));
   if (!others) return others;

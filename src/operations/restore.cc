@@ -1,3 +1,5 @@
+// Long because RestoreRun is one procedure, whose steps are read in order and share what they must
+// undo.
 #include <algorithm>
 #include <functional>
 #include <future>
@@ -10,6 +12,7 @@
 #include "base/background.h"
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
+#include "checkpoint/group_part.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
 #include "operations/foreign_links.h"
@@ -18,6 +21,7 @@
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
 #include "operations/neighbours.h"
+#include "operations/part_links.h"
 #include "operations/refusals.h"
 #include "operations/restore_checks.h"
 #include "operations/restore_log.h"
@@ -52,6 +56,24 @@ CriuOptions criu_options_of(const Manifest& manifest, const RestoreOptions& opti
   if (options.ext_unix_sk) words.ext_unix_sk = true;
   if (options.cgroups) words.cgroups = *options.cgroups;
   return words;
+}
+
+std::string lonely_part(const GroupRecord& group) {
+  return fmt::format(
+      "the image is part {} of {} of a job of several nodes, and is restored alone "
+      "(--group restores all)",
+      group.name, group.parts);
+}
+
+Error connected_part(const GroupRecord& group) {
+  return {
+      ErrorCode::kUsage,
+      fmt::format("the image is part {} of {} of a job of several nodes, and has TCP "
+                  "connections with the others",
+                  group.name, group.parts),
+      fmt::format("restore all parts together (--group DIR --parts {}), or this one without its "
+                  "connections (--tcp-close)",
+                  group.parts)};
 }
 
 Error could_not_end(const Error& why, Pid root) {
@@ -99,6 +121,15 @@ class RestoreRun {
 
   // The steps of docs/how-it-works.md.
   Result<RestoreReport> run() {
+    auto report = restore_tree();
+    // The tree has ended, and then the others are told.
+    if (!report && options_.part != nullptr)
+      return fail(options_.part->give_up(std::move(report.error())));
+    return report;
+  }
+
+ private:
+  Result<RestoreReport> restore_tree() {
     phases_.begin("verify");
     STASIS_TRY(open_image());
     // The cheap checks first: the user does not wait for checksums to hear that a number is taken.
@@ -106,18 +137,22 @@ class RestoreRun {
     STASIS_TRY(find_content());
     STASIS_TRY(check_machine());
     STASIS_TRY(verify());
+    if (options_.part != nullptr) {
+      phases_.begin("meet");
+      STASIS_TRY(options_.part->wait_for_all());
+    }
     STASIS_TRY(open_journal());
     STASIS_TRY(put_files_back());
     phases_.begin("criu");
     begin_beside_criu();
     STASIS_TRY(let_criu_restore());
     auto back = bring_back();
+    if (back) back = finish_group();
     phases_.end();
     if (!back) return fail(ended(std::move(back.error())));
     return report(keep());
   }
 
- private:
   const Manifest& manifest() const { return image_->manifest(); }
   // CRIU makes the processes in the memory cgroup of this one.
   bool in_our_cgroup() const { return criu_options_.cgroups == CgroupMode::kIgnore; }
@@ -142,7 +177,26 @@ class RestoreRun {
                   "give --device-map to `stasis resume` instead");
     }
     criu_options_ = criu_options_of(manifest(), options_);
+    STASIS_TRY(check_group());
     return check_shared_memory(*image_, options_);
+  }
+
+  Result<void> check_group() const {
+    const auto& group = manifest().group;
+    if (options_.part == nullptr) {
+      if (!group) return {};
+      const bool has_links = !group->links.empty() || !group->closing_links.empty();
+      if (has_links && !options_.tcp_close) return fail(connected_part(*group));
+      env_.tell(lonely_part(*group));
+      return {};
+    }
+    const GroupPartOptions& own = options_.part->options();
+    if (group && group->id == own.dump_id && group->parts == own.parts && group->name == own.name)
+      return {};
+    return fail(
+        ErrorCode::kImageCorrupt,
+        fmt::format("{} is another image than the one that this part came with", image_->path()),
+        "restore again, and leave the images alone meanwhile");
   }
 
   // CRIU, the driver, and the GPUs to which the memory goes.
@@ -280,6 +334,7 @@ class RestoreRun {
     request.on_wait = [this] { tell_progress(); };
     request.on_resume = [this] { set_kernel_state(manifest().processes, warn()); };
     request.check = [this] { return check_alive(); };
+    request.on_give_up = [this] { let_links_end(); };
     request.deadline = kRestoreDeadlineBase +
                        std::chrono::seconds(manifest().total_bytes / kSlowestBytesPerSecond);
     request.log_level = options_.criu_log_level;
@@ -318,7 +373,39 @@ class RestoreRun {
     lost_ = put_sockets_back(manifest(), job_->processes());
     STASIS_TRY_ASSIGN(to_set_later_, set_asked_state(manifest().processes, lost_));
     if (options_.on_standing) STASIS_TRY(options_.on_standing());
-    return fault(FaultPoint::kRestoreHeld);
+    STASIS_TRY(fault(FaultPoint::kRestoreHeld));
+    return wait_for_others();
+  }
+
+  // Until the trees of all parts stand complete.
+  Result<void> wait_for_others() {
+    if (options_.part == nullptr) return {};
+    STASIS_TRY(options_.part->at_rest());
+    return fault(FaultPoint::kPartAtRest);
+  }
+
+  std::vector<Pid> restored_pids() const {
+    std::vector<Pid> pids;
+    for (const auto& process : job_->processes())
+      if (process) pids.push_back(process->pid());
+    return pids;
+  }
+
+  // Before the tree is killed.
+  void let_links_end() const {
+    if (options_.part != nullptr) end_links_with_processes(restored_pids());
+  }
+
+  // Until all parts run no program hears another: of one that is ended again, the others see
+  // nothing.
+  Result<void> finish_group() {
+    if (options_.part == nullptr) return {};
+    phases_.begin("agree");
+    STASIS_TRY(options_.part->finish());
+    for (const std::string& failed : let_links_go(restored_pids()))
+      env_.tell(failed);
+    fault_only(FaultPoint::kPartDone);
+    return {};
   }
 
   // CRIU has failed, and has left nothing of the tree.
@@ -373,6 +460,7 @@ class RestoreRun {
 
   // The tree stands or runs, and is not as it should be.
   Error ended(Error why) {
+    let_links_end();
     if (!job_->end()) return could_not_end(why, manifest().root);
     const bool damaged = why.code == ErrorCode::kImageCorrupt;
     return std::move(why).within(damaged ? "the restored tree was ended"
@@ -436,7 +524,27 @@ class RestoreRun {
 
 }  // namespace
 
-Result<RestoreReport> restore(const Environment& env, const RestoreOptions& options) {
+Result<GroupPartOptions> part_of_image(const RestoreOptions& options) {
+  STASIS_TRY_ASSIGN(const auto image, ImageReader::open(options.images_dir));
+  const auto& group = image.manifest().group;
+  if (!group || !is_part_name(group->name)) {
+    return fail(ErrorCode::kUsage, options.images_dir + " is no image of a job of several nodes",
+                "restore it without --group");
+  }
+  GroupPartOptions part;
+  part.operation = "restore";
+  part.parts = group->parts;
+  part.name = group->name;
+  part.dump_id = group->id;
+  if (!options.tcp_close) {
+    part.links = {mapped_links(group->links, options.addresses),
+                  mapped_links(group->closing_links, options.addresses), group->links_may_lead_out};
+  }
+  return part;
+}
+
+Result<RestoreReport> restore(const Environment& given, const RestoreOptions& options) {
+  const Environment env = options.part != nullptr ? given.with(options.part->interrupt()) : given;
   return RestoreRun(env, options).run();
 }
 

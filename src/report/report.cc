@@ -266,6 +266,9 @@ json to_json(const ImageReport& report) {
           {"sync", m.sync == SyncPolicy::kDisk ? "disk" : "none"},
           {"pid", m.root.value},
           {"name", or_null(m.job_name)},
+          {"group",
+           m.group ? json{{"id", m.group->id}, {"parts", m.group->parts}, {"part", m.group->name}}
+                   : json()},
           {"processes", processes},
           {"gpus", gpus},
           {"sizes", sizes},

@@ -48,6 +48,7 @@ Scenario = collections.namedtuple("Scenario", "name verb begin end agent", defau
 SCENARIOS = (
     Scenario("suspend", "suspend", None),
     Scenario("suspend of a group", "suspend", "part.at-rest", "part.done"),
+    Scenario("dump of a group", "dump", "part.at-rest", "dump.ending"),
     Scenario("resume", "resume", None),
     Scenario("dump", "dump", None),
     Scenario("restore", "restore", None),
@@ -395,6 +396,10 @@ class Place:
             group = os.path.join(self.root, "group")
             shutil.rmtree(group, ignore_errors=True)
             return ["suspend", pid, "--group", group, "--parts", "1"]
+        if name == "dump of a group":
+            group = os.path.join(self.root, "group")
+            shutil.rmtree(group, ignore_errors=True)
+            return ["dump", pid, "--images-dir", self.image, "--group", group, "--parts", "1"]
         if name == "resume":
             self.done("suspend", pid)
         elif name == "dump --base":

@@ -5,6 +5,7 @@
 
 load helpers
 load stasis_lib
+load stasis_nodes_lib
 
 setup() {
   setup_stasis
@@ -45,82 +46,6 @@ start_nodes() {
   RANKS=$each
   wait_until 60 all_are_past 0
 }
-has_child() { [[ -n $(children_of "$1") ]]; }
-all_are_past() {
-  local i r
-  for ((i = 0; i < ${#NODES[@]}; i++)); do
-    for ((r = 0; r < RANKS; r++)); do
-      (($(target_round "$BATS_TEST_TMPDIR/status$i.$r" 2>/dev/null || echo 0) > $1)) || return 1
-    done
-  done
-}
-all_go_on() {
-  local before
-  before=$(target_round "$BATS_TEST_TMPDIR/status0.0")
-  wait_until 60 all_are_past $((before + 1)) || {
-    tail -n 3 "$BATS_TEST_TMPDIR"/node*.log >&2
-    return 1
-  }
-}
-
-# on_node I COMMAND...
-on_node() {
-  STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim$1 STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state$1 \
-    nsenter --target "${NODES[$1]}" --pid --mount --net --uts "${@:2}"
-}
-# begin I VERB ARGUMENT...: that node's tool, as a part.
-begin() {
-  local i=$1 verb=$2
-  shift 2
-  on_node "$i" timeout -k 5 120 stasis "$verb" 1 --group "$group" --parts "${PARTS:-${#NODES[@]}}" --part "node$i" "$@" \
-    </dev/null >"$BATS_TEST_TMPDIR/out$i" 2>&1 3>&- &
-  TOOLS[i]=$!
-}
-# come_to STATUS [I...]: those tools end with that status.
-come_to() {
-  local expected=$1 i got
-  shift
-  for i in "$@"; do
-    got=0
-    wait "${TOOLS[$i]}" || got=$?
-    ((got == expected)) || {
-      echo "node $i: status $got, expected $expected" >&2
-      cat "$BATS_TEST_TMPDIR"/out* >&2
-      return 1
-    }
-  done
-}
-# together STATUS VERB ARGUMENT...: by all nodes.
-together() {
-  local status=$1 i
-  shift
-  TOOLS=()
-  for i in "${!NODES[@]}"; do begin "$i" "$@"; done
-  come_to "$status" "${!NODES[@]}"
-}
-said() { assert_contains "$(cat "$BATS_TEST_TMPDIR/out$1")" "$2"; }
-used_on() { STASIS_SIM_DIR=$BATS_TEST_TMPDIR/sim$1 gpu_used; }
-all_are_free() { for i in "${!NODES[@]}"; do assert_equal "$(used_on "$i")" 0 "GPU memory in use on node $i"; done; }
-none_is_free() { for i in "${!NODES[@]}"; do (($(used_on "$i") > 0)) || { echo "node $i is suspended" >&2; return 1; }; done; }
-all_verify() {
-  local i node
-  kill -TERM "${NODES[@]}"
-  for node in "${NODES[@]}"; do wait_until 30 number_is_free "$node"; done
-  for i in "${!NODES[@]}"; do
-    assert_equal "$(grep -c '^verified' "$BATS_TEST_TMPDIR/node$i.log")" "$RANKS" "verified on node $i" || {
-      cat "$BATS_TEST_TMPDIR/node$i.log" >&2
-      return 1
-    }
-  done
-}
-nothing_left_anywhere() {
-  local i
-  [[ ! -e $group ]] || { ls "$group" >&2; return 1; }
-  for i in "${!NODES[@]}"; do
-    assert_equal "$(find "$BATS_TEST_TMPDIR/state$i" -name '*.json' -path '*/[0-9]*@*.json' -not -path '*suspended*')" ""
-  done
-}
-
 again_and_again() {
   local n
   for ((n = 0; n < $1; n++)); do
@@ -275,16 +200,6 @@ leads_and_is_killed_at() {
   done
   all_verify
 }
-is_stopped() {
-  local status
-  for status in /proc/[0-9]*/status; do
-    { grep -q '^Name:.stasis$' "$status" && grep -q '^State:.T' "$status"; } 2>/dev/null || continue
-    stopped=${status//[^0-9]/}
-    return 0
-  done
-  return 1
-}
-
 @test "a signal to one of the tools lets all go on" {
   start_nodes 3 1 --size 256K
   TOOLS=()

@@ -146,6 +146,7 @@ int main(int argc, char** argv) {
                  "kind state: asked by a file FILE.ask, it answers in FILE.cuda and FILE.plain");
   app.add_option("--ipc-handle", options.ipc_handle)->group("");
   app.add_option("--meeting", options.meeting)->group("");
+  app.add_flag("--talk", options.talk)->group("");
   app.add_option("--rank", options.rank)->group("");
   app.add_option("--ranks", options.ranks)->group("");
   app.add_flag("--print-pid", options.print_pid, "print the process number first");

@@ -18,9 +18,11 @@ class Meeting {
   };
 
   // `where`: a file, or tcp:ADDRESS:PORT, where rank 0 listens and the others connect to, for as
-  // long as it takes. Ends the program if that fails.
+  // long as it takes. `talk`: by TCP, children of rank 0 and of each other send each other
+  // numbers besides, all the time, and verify what comes; a file for each of them, of that name and
+  // a number, says how many came. Empty: they do not. Ends the program if anything fails.
   static std::unique_ptr<Meeting> open(const std::string& where, std::uint32_t rank,
-                                       std::uint32_t ranks);
+                                       std::uint32_t ranks, const std::string& talk);
   Meeting() = default;
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

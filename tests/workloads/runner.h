@@ -49,6 +49,7 @@ struct Options {
   std::uint32_t renew_every = 5;
   std::string piece_kinds = "dhi";
   bool owners_free = false;
+  bool talk = false;       // kind rank, by TCP: send each other numbers besides
   bool meet = false;       // kind threads: wait for each other on the GPU
   bool of_host = false;    // with sharing: that memory is the host's, as NCCL's without P2P
   bool sharing = false;    // kind collective: each rank writes into the memory of all others
