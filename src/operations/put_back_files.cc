@@ -367,8 +367,7 @@ Result<void> FilesPutBack::exchange(const KeptFile& kept) {
   if (info && S_ISREG(info->st_mode) && info->st_size == 0)
     empty_.push_back(aside);
   else
-    tell_(
-        fmt::format("{} was not as at the dump: what was there is {} now", kept.path, aside));
+    tell_(fmt::format("{} was not as at the dump: what was there is {} now", kept.path, aside));
   return {};
 }
 

@@ -2,7 +2,7 @@
 """The first process of a "node": in namespaces of its own, with a host name and an address.
 
 Starts the program in a session of its own once the interface is there, writes its number to a file,
-passes SIGTERM on, and ends as it ends.
+passes SIGTERM on, and ends as it ends. What has its number when it was killed, as by a dump, is it too.
 """
 
 import argparse
@@ -20,6 +20,14 @@ from acceptance import netlink  # noqa: E402
 LIMIT = 30  # seconds for the interface to come
 
 
+def reopen_streams():
+    """They were opened in the mount namespace of before, in which CRIU would look for them in vain."""
+    for stream, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_APPEND), (2, os.O_WRONLY | os.O_APPEND)):
+        opened = os.open(os.readlink(f"/proc/self/fd/{stream}"), flags)
+        os.dup2(opened, stream)
+        os.close(opened)
+
+
 def has(interface):
     return os.path.exists(f"/proc/sys/net/ipv4/conf/{interface}")
 
@@ -30,6 +38,7 @@ def main():
         parser.add_argument(name, required=True)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
+    reopen_streams()
     with open("/proc/sys/kernel/hostname", "w", encoding="ascii") as file:
         file.write(options.name)
     if options.interface != "lo":
@@ -42,15 +51,20 @@ def main():
     netlink.add_address(options.interface, options.address)
     netlink.bring_up(options.interface)
     child = subprocess.Popen(options.command, start_new_session=True)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child.pid, signal.SIGTERM))
     with open(options.pid_file + ".new", "w", encoding="ascii") as file:
         file.write(str(child.pid))
     os.replace(options.pid_file + ".new", options.pid_file)
     # What is left of it is this process's own.
     while True:
-        ended, status = os.wait()
-        if ended == child.pid:
-            return abs(os.waitstatus_to_exitcode(status))
+        try:
+            ended, status = os.wait()
+        except ChildProcessError:
+            time.sleep(0.05)
+            continue
+        code = os.waitstatus_to_exitcode(status)
+        if ended == child.pid and code != -signal.SIGKILL:
+            return abs(code)
 
 
 if __name__ == "__main__":

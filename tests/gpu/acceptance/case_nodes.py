@@ -20,6 +20,7 @@ from .targets import Target
 
 NODE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "node.py")
 CYCLES = 10
+DUMPS = 3
 NAMESPACES = ("--pid", "--mount", "--uts", "--ipc", "--net")
 PORT = 29531
 # How long both have to stand still.
@@ -62,6 +63,9 @@ class Node:
         self.target.wait_for(lambda: os.path.exists(self.pid_file), "program")
         with open(self.pid_file, encoding="ascii") as file:
             self.inside = int(file.read())
+
+    def processes(self):
+        return [int(name) for name in os.listdir(f"/proc/{self.first}/root/proc") if name.isdigit()]
 
     def stasis(self, *words):
         """That node's tool: it sees what the node sees."""
@@ -112,12 +116,12 @@ class Job:
             node.target.wait_for(lambda of=node, least=before + more: of.target.rounds(self.suffix(of.number)) >= least,
                                  f"round {before + more}", timeout)
 
-    def together(self, verb, *words):
-        """By the tools of both nodes at once. Their reports."""
+    def together(self, verb, *words, of=lambda node: (node.inside,)):
+        """By the tools of both nodes at once, each with the words `of` it. Their reports."""
         group = os.path.join(self.machine.work, "group")
 
         def one(node):
-            return node.stasis(verb, node.inside, "--group", group, "--parts", len(self.nodes), "--part", node.name,
+            return node.stasis(verb, *of(node), "--group", group, "--parts", len(self.nodes), "--part", node.name,
                                *words, "--json")
         with concurrent.futures.ThreadPoolExecutor(len(self.nodes)) as pool:
             done = list(pool.map(one, self.nodes))
@@ -171,6 +175,24 @@ def there_and_back(machine, job, cycles):
     return figures
 
 
+def dumped_and_restored(job, cycles):
+    """Both on disk and ended, and back."""
+    def image_of(node):
+        return os.path.join(node.machine.work, f"image{node.number}")
+    seconds = {"dump": [], "restore": []}
+    for _ in range(cycles):
+        out = job.together("dump", "--timeout", "30s", "--sync", "none", of=lambda node: (node.inside, image_of(node)))
+        for node in job.nodes:
+            expect(node.inside not in node.processes(), f"{node.name}: the program is still there after its dump")
+        back = job.together("restore", "--detach", of=lambda node: (image_of(node),))
+        seconds["dump"].append([one["seconds"] for one in out])
+        seconds["restore"].append([one["seconds"] for one in back])
+        job.wait_rounds(2)
+        for node in job.nodes:
+            shutil.rmtree(image_of(node))
+    return {"cycles": cycles, **seconds}
+
+
 def summary(figures):
     def median(name):
         return statistics.median(max(pair) for pair in figures[name])
@@ -183,12 +205,15 @@ def under_agent(machine, agent, command):
 
 
 def told(figures, job, cycles):
+    figures["dumps"] = dumped_and_restored(job, 1 if job.machine.simulated else DUMPS)
     figures["rounds"] = job.finish()
-    figures["note"] = f"{cycles} suspends of both, {figures['rounds']} rounds of right sums; {summary(figures)}"
+    times = {verb: statistics.median(max(pair) for pair in figures["dumps"][verb]) for verb in ("dump", "restore")}
+    figures["note"] = (f"{cycles} suspends and {figures['dumps']['cycles']} dumps of both, {figures['rounds']} rounds of right "
+                       f"sums; {summary(figures)}; dump {times['dump']:.2f} s, restore {times['restore']:.2f} s")
     return figures
 
 
-@case("nodes.collective", needs=NEEDS + ("program stasis-workload", "two gpus", "root"))
+@case("nodes.collective", needs=NEEDS + ("program stasis-workload", "two gpus", "root", "criu"))
 def collective(machine):
     """Ranks of ours that meet by TCP in host functions of their streams."""
     def command(number, _):
@@ -225,13 +250,13 @@ def nccl(machine, agent):
     return told(figures, job, CYCLES)
 
 
-@case("nodes.nccl", simulated=False, needs=NEEDS + ("two gpus", "root"))
+@case("nodes.nccl", simulated=False, needs=NEEDS + ("two gpus", "root", "criu"))
 def by_agent(machine):
     """PyTorch on each node under `stasis run`, NCCL over sockets between them: every sum right."""
     return nccl(machine, True)
 
 
-@case("nodes.nccl.driver", simulated=False, needs=NEEDS + ("two gpus", "root"))
+@case("nodes.nccl.driver", simulated=False, needs=NEEDS + ("two gpus", "root", "criu"))
 def by_driver(machine):
     """The same without the agent."""
     return nccl(machine, False)
