@@ -130,6 +130,12 @@ std::optional<Error> check(const CLI::App& app, const std::string& path,
 
 }  // namespace
 
+bool is_configured() {
+  const auto all = paths();
+  return std::any_of(all.begin(), all.end(),
+                     [](const std::string& path) { return ::access(path.c_str(), F_OK) == 0; });
+}
+
 Configuration read_configuration(const CLI::App& app) {
   Configuration out;
   for (const std::string& path : paths()) {

@@ -37,8 +37,11 @@ struct Configuration {
   std::optional<Error> error;  // what is wrong with a file that was read
 };
 
+// Whether one of the files is there.
+bool is_configured();
+
 // Reads the files, or that which STASIS_CONFIG names in place of them (none if it is empty). `app`
-// has all verbs.
+// has all verbs, unless no file is there.
 Configuration read_configuration(const CLI::App& app);
 
 // An environment variable that is stronger than a file's option; nullptr if there is none.

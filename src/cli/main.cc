@@ -137,6 +137,37 @@ void take_words_for_options(std::vector<std::string>& words) {
   words.insert(words.begin() + (words.empty() ? 0 : 1), "--help");
 }
 
+struct NamedVerb {
+  std::string_view name;
+  Verb (*add)(CLI::App& app);
+};
+constexpr std::array kVerbs = {
+    NamedVerb{"run", add_run},         NamedVerb{"attach", add_attach},
+    NamedVerb{"ps", add_ps},           NamedVerb{"suspend", add_suspend},
+    NamedVerb{"resume", add_resume},   NamedVerb{"swap", add_swap},
+    NamedVerb{"dump", add_dump},       NamedVerb{"restore", add_restore},
+    NamedVerb{"recover", add_recover}, NamedVerb{"doctor", add_doctor},
+    NamedVerb{"explain", add_explain}, NamedVerb{"inspect", add_inspect},
+    NamedVerb{"verify", add_verify},   NamedVerb{"logs", add_logs},
+    NamedVerb{"report", add_report},   NamedVerb{"config", add_config},
+    NamedVerb{"", add_attend},         NamedVerb{"", add_list_fault_points},
+    NamedVerb{"", add_describe}};
+
+// That which the first word names, and without one all. The options of all verbs together take
+// CLI11 longer to set up than a `stasis resume` of a small program takes. A configuration file may
+// name any of them.
+std::vector<Verb> add_verbs(CLI::App& app, const std::vector<std::string>& words) {
+  const auto is_asked = [&](const NamedVerb& verb) {
+    return !words.empty() && !verb.name.empty() && words.front() == verb.name;
+  };
+  const bool one = std::any_of(kVerbs.begin(), kVerbs.end(), is_asked) && !is_configured() &&
+                   words.front() != "config";
+  std::vector<Verb> out;
+  for (const NamedVerb& verb : kVerbs)
+    if (!one || is_asked(verb)) out.push_back(verb.add(app));
+  return out;
+}
+
 // Also where parsing ends before it comes to it.
 bool wants_json(int argc, char** argv) {
   return std::any_of(argv, argv + argc,
@@ -218,13 +249,9 @@ int run(int argc, char** argv, const Inherited& inherited) {
                      "say on standard error what there is to say as one JSON object a line; where "
                      "that is systemd's journal, as fields of it");
   };
-  const std::array verbs = {add_run(app),     add_attach(app),  add_ps(app),
-                            add_suspend(app), add_resume(app),  add_swap(app),
-                            add_dump(app),    add_restore(app), add_recover(app),
-                            add_doctor(app),  add_explain(app), add_inspect(app),
-                            add_verify(app),  add_logs(app),    add_report(app),
-                            add_config(app),  add_attend(app),  add_list_fault_points(app),
-                            add_describe(app)};
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  take_words_for_options(words);
+  const std::vector<Verb> verbs = add_verbs(app, words);
   add_common(app);  // before the verb or after it
   for (const Verb& verb : verbs) {
     if (!verb.command->get_group().empty()) verb.command->group("Verbs");
@@ -237,8 +264,6 @@ int run(int argc, char** argv, const Inherited& inherited) {
     if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
   }
 
-  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-  take_words_for_options(words);
   context.command = take_command(app, words);
   // Also for what is wrong with the others.
   if (std::find(words.begin(), words.end(), "--log-json") != words.end()) terminal.begin_log();
