@@ -24,7 +24,7 @@ started=0
 # start_orphans WAY COUNT: sets TARGET to the parent, and CHILDREN.
 start_orphans() {
   TARGET_STATUS=$BATS_TEST_TMPDIR/orphans.$((++started))
-  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/../gpu/orphans.py" "$TARGET_STATUS" "$@") </dev/null >&2 3>&- &
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 -S "$BATS_TEST_DIRNAME/../gpu/orphans.py" "$TARGET_STATUS" "$@") </dev/null >&2 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
