@@ -11,6 +11,7 @@
 #include <set>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/units.h"
 
@@ -20,13 +21,16 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFirst{5000};
+// The process mostly stands still meanwhile, and a network brings a page in some milliseconds.
+constexpr milliseconds kFirstPage{1000};
 constexpr milliseconds kLeast{50};
 constexpr std::size_t kMostLeft = 64;
 
-// Those that were left behind, by the process that holds them up.
+// Those that were left behind, by the process that holds them up, and how.
+using Held = std::pair<Pid, HeldUpBy>;
 struct Left {
   std::mutex mutex;
-  std::multiset<Pid> processes;
+  std::multiset<Held> calls;
 };
 
 Left& left() {
@@ -36,11 +40,11 @@ Left& left() {
 
 // How long one about this process may take. All of them together keep the caller for less than a
 // quarter of a minute.
-std::optional<milliseconds> limit_of(Pid process) {
+std::optional<milliseconds> limit_of(const Held& held) {
   const std::scoped_lock lock(left().mutex);
-  const auto& others = left().processes;
-  if (others.contains(process) || others.size() >= kMostLeft) return std::nullopt;
-  milliseconds out = kFirst;
+  const auto& others = left().calls;
+  if (others.contains(held) || others.size() >= kMostLeft) return std::nullopt;
+  milliseconds out = held.second == HeldUpBy::kPage ? kFirstPage : kFirst;
   for (std::size_t i = others.size(); i > 0 && out > kLeast; --i)
     out /= 2;
   return std::max(out, kLeast);
@@ -49,7 +53,10 @@ std::optional<milliseconds> limit_of(Pid process) {
 // Calls about some processes, in order.
 struct Calls {
   std::vector<Pid> processes;
+  HeldUpBy cause;
   std::function<void(std::size_t)> work;
+
+  Held held(std::size_t i) const { return {processes[i], cause}; }
 };
 
 struct Range {
@@ -75,7 +82,7 @@ bool make_calls(Desk& desk, const Calls& calls, const Range& range) {
     const std::scoped_lock lock(desk.mutex);
     if (desk.is_left) {
       const std::scoped_lock all(left().mutex);
-      left().processes.erase(left().processes.find(calls.processes[i]));
+      left().calls.erase(left().calls.find(calls.held(i)));
       return true;
     }
     desk.left.begin = i + 1;
@@ -163,7 +170,7 @@ class CallThread {
     const std::size_t at = desk_->left.begin;
     desk_->is_left = true;
     const std::scoped_lock all(left().mutex);
-    left().processes.insert(calls.processes[at]);
+    left().calls.insert(calls.held(at));
     thread_.detach();
     return at;
   }
@@ -208,15 +215,15 @@ KeptCallThread::~KeptCallThread() { t_kept = before_; }
 CallThread* KeptCallThread::current() { return kept(); }
 
 std::vector<bool> run_within_each(std::vector<Pid> processes,
-                                  std::function<void(std::size_t)> work) {
+                                  std::function<void(std::size_t)> work, HeldUpBy cause) {
   std::vector<bool> came(processes.size(), false);
-  const auto calls = std::make_shared<const Calls>(Calls{std::move(processes), std::move(work)});
+  const auto calls = std::make_shared<const Calls>(Calls{std::move(processes), cause, std::move(work)});
   CallThread own;
   CallThread& thread = kept() != nullptr ? *kept() : own;
   for (std::size_t i = 0; i < came.size();) {
-    const auto limit = limit_of(calls->processes[i]);
+    const auto limit = limit_of(calls->held(i));
     Range range{i, limit ? i + 1 : i};
-    while (limit && range.end < came.size() && limit_of(calls->processes[range.end]))
+    while (limit && range.end < came.size() && limit_of(calls->held(range.end)))
       ++range.end;
     const std::size_t end = limit ? thread.make(calls, range, *limit) : i;
     std::fill(came.begin() + static_cast<std::ptrdiff_t>(i),
@@ -227,8 +234,9 @@ std::vector<bool> run_within_each(std::vector<Pid> processes,
   return came;
 }
 
-bool run_within(Pid process, std::function<void()> work) {
-  return run_within_each({process}, [work = std::move(work)](std::size_t) { work(); }).front();
+bool run_within(Pid process, std::function<void()> work, HeldUpBy cause) {
+  return run_within_each({process}, [work = std::move(work)](std::size_t) { work(); }, cause)
+      .front();
 }
 
 }  // namespace stasis

@@ -14,16 +14,20 @@
 
 namespace stasis {
 
-// Calls `work` on a thread of its own. False if that has not come back in five seconds, or in less
-// where others have not before: it is left behind, and ends with this program, or with what holds
-// it up. So `work` owns all that it uses. Not called at all with one left behind about the same
-// `process`, or with many; where the system gives no thread, it is called on this one.
-bool run_within(Pid process, std::function<void()> work);
+// What may hold a call up: one left behind says nothing of the others.
+enum class HeldUpBy { kMappings, kPage, kFile };
+
+// Calls `work` on a thread of its own. False if that has not come back in five seconds, for a page
+// in one, or in less where others have not before: it is left behind, and ends with this program,
+// or with what holds it up. So `work` owns all that it uses. Not called at all with one left behind
+// about the same `process` for the same `cause`, or with many; where the system gives no thread, it
+// is called on this one.
+bool run_within(Pid process, std::function<void()> work, HeldUpBy cause = HeldUpBy::kMappings);
 
 // Calls `work` with the index of each of the processes in turn, all on one thread; each has the
 // time of one alone. Which of them have come back: what the others give is not to be looked at.
-std::vector<bool> run_within_each(std::vector<Pid> processes,
-                                  std::function<void(std::size_t)> work);
+std::vector<bool> run_within_each(std::vector<Pid> processes, std::function<void(std::size_t)> work,
+                                  HeldUpBy cause = HeldUpBy::kMappings);
 
 class CallThread;
 
@@ -49,9 +53,11 @@ class KeptCallThread {
 
 // What `work` gives, if it comes back.
 template <class Work>
-auto call_within(Pid process, Work work) -> std::optional<decltype(work())> {
+auto call_within(Pid process, Work work, HeldUpBy cause = HeldUpBy::kMappings)
+    -> std::optional<decltype(work())> {
   const auto out = std::make_shared<std::optional<decltype(work())>>();
-  if (!run_within(process, [out, work = std::move(work)] { out->emplace(work()); }))
+  if (!run_within(
+          process, [out, work = std::move(work)] { out->emplace(work()); }, cause))
     return std::nullopt;
   return std::move(*out);
 }

@@ -118,13 +118,18 @@ Result<bool> AddressSpace::check_not_served(Direction direction, std::uint64_t a
                                             std::size_t size) const {
   const bool is_large = size >= kLarge;
   const auto waits = served_->waits_in(address, size, direction, is_large ? &memory_ : nullptr);
-  if (waits != ServedPages::Waits::kAlways) return is_large && waits == ServedPages::Waits::kNever;
-  return fail(
-      ErrorCode::kNotSupported,
-      fmt::format("cannot {} {} bytes of memory at {:#x} of process {}: it is of a file that "
-                  "another user's program serves (FUSE), which may hold it back",
-                  direction == Direction::kRead ? "read" : "write", size, address, pid_.value),
-      "copy that file to another file system, and start the program with it");
+  if (waits == ServedPages::Waits::kStill) {
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("cannot {} {} bytes of memory at {:#x} of process {}: it is of a file "
+                    "whose file system does not give it",
+                    direction == Direction::kRead ? "read" : "write", size, address, pid_.value),
+        fmt::format("see what it is: `cat /proc/{}/maps`; a file system that a program "
+                    "serves (FUSE), or of another machine (NFS); try again when it "
+                    "answers, or end it",
+                    pid_.value));
+  }
+  return is_large && waits == ServedPages::Waits::kNever;
 }
 
 Error AddressSpace::refusal(const char* what, std::uint64_t address, std::size_t size,

@@ -31,12 +31,12 @@ class AddressSpace {
   static Result<AddressSpace> open(Pid pid);
 
   // All of it or an error: kProcessGone if the address space has no process any more; kIo where
-  // there is no memory, or none that may be written even by a tracer (EFAULT); kNotSupported of a
-  // page that another user's program serves and may hold back (served_files.h). Large pieces go by
-  // the process's number, four times as fast, where the kernel lets no more be done so than the
-  // target's own user may do (lesser_rights.h), and where it was seen just before that the process
-  // still runs in this address space, and provides no page of it itself (userfaultfd): such a page
-  // that is not there cannot be read.
+  // there is no memory, or none that may be written even by a tracer (EFAULT); kBusy of a page that
+  // its file system did not give within a second, and from then on at once (served_files.h).
+  // Large pieces go by the process's number, four times as fast, where the kernel lets no more be
+  // done so than the target's own user may do (lesser_rights.h), and where it was seen just before
+  // that the process still runs in this address space, and provides no page of it itself
+  // (userfaultfd): such a page that is not there cannot be read.
   Result<void> read(std::uint64_t address, void* data, std::size_t size) const;
   Result<void> write(std::uint64_t address, const void* data, std::size_t size) const;
 

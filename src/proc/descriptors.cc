@@ -40,11 +40,11 @@ std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc
 }
 
 Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number) {
-  if (is_kept_from_us(fmt::format("/proc/{}/fd/{}", pid.value, number))) {
+  if (is_served(pid, number)) {
     return fail(
         ErrorCode::kNotSupported,
-        fmt::format("descriptor {} of process {} is a file that another user's program serves "
-                    "(FUSE)",
+        fmt::format("descriptor {} of process {} is a file of a file system that does not answer, "
+                    "or that a program serves (FUSE)",
                     number, pid.value),
         "do not trust that process");
   }

@@ -23,7 +23,7 @@ std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc
 // A copy, with the rights that the process has by it: one that it may only read is not for writing,
 // which it would be for root if it were opened anew. By number: a caller that must have it of one
 // address space looks afterwards whether the process still runs in that. kNotSupported of a file
-// that another user's program serves (served_files.h): to close it would wait for that.
+// that a program serves (served_files.h): to close it would wait for that.
 Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number);
 
 }  // namespace stasis::proc

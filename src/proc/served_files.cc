@@ -2,17 +2,23 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdlib>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "proc/process_file.h"
+#include "base/call_within.h"
+#include "proc/mounts.h"
 
 namespace stasis::proc {
 namespace {
@@ -23,14 +29,43 @@ constexpr std::uint64_t kPresentOrSwapped = std::uint64_t{3} << 62;
 constexpr std::uint64_t kKeptFromWrites = std::uint64_t{1} << 57;  // by a userfaultfd
 constexpr std::size_t kEntries = 512;
 
+// On a disk of this machine, or in its memory: the kernel itself brings such a page. What is
+// mounted on top of others (overlay) may be on any.
+constexpr std::array<std::string_view, 12> kNear{"ext2",      "ext3",     "ext4",     "xfs",
+                                                 "btrfs",     "f2fs",     "tmpfs",    "ramfs",
+                                                 "hugetlbfs", "squashfs", "devtmpfs", "erofs"};
+
+bool is_near(const std::string& type) {
+  return std::find(kNear.begin(), kNear.end(), type) != kNear.end();
+}
+
+// Of the mounts of that process the one of a descriptor; nullopt if it is on none of them.
+std::optional<Mount> mount_of(Pid process, int descriptor) {
+  constexpr std::string_view kKey = "mnt_id:";
+  const auto info =
+      read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", process.value, descriptor));
+  const auto all = mounts(std::to_string(process.value));
+  const std::size_t at = info ? info->find(kKey) : std::string::npos;
+  if (at == std::string::npos || !all) return std::nullopt;
+  const int id = std::atoi(info->c_str() + at + kKey.size());
+  const auto mount =
+      std::find_if(all->begin(), all->end(), [&](const Mount& one) { return one.id == id; });
+  if (mount == all->end()) return std::nullopt;
+  return *mount;
+}
+
 }  // namespace
 
 // Where it keeps others out the kernel tells their kind and nothing else (fuse_statfs() of
 // fs/fuse/inode.c); a file system on top of one takes that over.
-bool is_kept_from_us(const std::string& path) {
-  struct statfs info {};
-  return ::statfs(path.c_str(), &info) == 0 && info.f_bsize == 0 &&
-         (info.f_type == FUSE_SUPER_MAGIC || info.f_type == OVERLAYFS_SUPER_MAGIC);
+bool is_served(Pid process, int descriptor) {
+  if (const auto mount = mount_of(process, descriptor)) return mount->type.starts_with("fuse");
+  const auto ask = [path = fmt::format("/proc/{}/fd/{}", process.value, descriptor)] {
+    struct statfs info {};
+    return ::statfs(path.c_str(), &info) == 0 && info.f_bsize == 0 &&
+           (info.f_type == FUSE_SUPER_MAGIC || info.f_type == OVERLAYFS_SUPER_MAGIC);
+  };
+  return call_within(process, ask, HeldUpBy::kFile).value_or(true);
 }
 
 ServedPages::ServedPages(Pid pid) : pid_(pid) {
@@ -55,6 +90,7 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
   std::array<std::uint64_t, kEntries> entries{};
   std::uint64_t tried_to = 0;
   Waits waits = Waits::kNever;
+  std::vector<std::uint64_t> far;
   for (std::uint64_t page = address / kPage; page <= last;) {
     const std::size_t wanted = std::min<std::uint64_t>(kEntries, last - page + 1);
     const ssize_t got = ::pread(pages_.get(), entries.data(), wanted * sizeof entries[0],
@@ -65,13 +101,18 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
       if ((entries[i] & kPresentOrSwapped) != 0) continue;
       const std::uint64_t at = (page + i) * kPage;
       const Absent absent = look_at(at);
-      if (absent.is_served) return Waits::kAlways;
+      if (absent.is_far) {
+        far.push_back(at);
+        continue;
+      }
       if (memory == nullptr || at < tried_to) continue;
       // One of a mapping tells of all: who provides a part of one makes two of it.
       tried_to = absent.end;
       char byte = 0;
       if (::pread(memory->get(), &byte, 1, static_cast<off_t>(at)) != 1) waits = Waits::kByNumber;
     }
+    if (!come(far)) return Waits::kStill;
+    far.clear();
     // Beyond all addresses, or of a process that has gone.
     if (count == 0) break;
     page += count;
@@ -84,7 +125,7 @@ ServedPages::Absent ServedPages::look_at(std::uint64_t address) {
   if (address >= fine_from_ && address < fine_to_) return {false, fine_to_};
   const auto at = mapping_of(address);
   if (!at) return {};
-  if (at->inode != 0 && is_device_kept(*at)) return {true, at->end};
+  if (at->inode != 0 && is_far(at->device)) return {true, at->end};
   fine_from_ = at->start;
   fine_to_ = at->end;
   return {false, at->end};
@@ -112,12 +153,32 @@ std::optional<Mapping> ServedPages::mapping_of(std::uint64_t address) {
   return *std::prev(after);
 }
 
-bool ServedPages::is_device_kept(const Mapping& mapping) {
-  const auto [known, is_new] = devices_.try_emplace(mapping.device, false);
-  if (is_new) {
-    known->second = is_kept_from_us(MappedFile(pid_, mapping).link());
+bool ServedPages::is_far(std::uint64_t device) {
+  if (!near_) {
+    near_.emplace();
+    if (const auto all = mounts(std::to_string(pid_.value))) {
+      for (const Mount& mount : *all)
+        if (is_near(mount.type)) near_->insert(makedev(mount.major, mount.minor));
+    }
   }
-  return known->second;
+  return !near_->contains(device);
+}
+
+// By the process's number: SIGKILL ends this wait for a page, and not that of /proc/PID/mem
+// (FAULT_FLAG_KILLABLE of the kernel's mm/gup.c). What was read is forgotten.
+bool ServedPages::come(const std::vector<std::uint64_t>& pages) const {
+  if (pages.empty()) return true;
+  const auto read_all = [pid = pid_, pages] {
+    for (const std::uint64_t page : pages) {
+      char byte = 0;
+      const iovec local{&byte, 1};
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the target's address
+      const iovec remote{reinterpret_cast<void*>(page), 1};
+      if (::process_vm_readv(pid.value, &local, 1, &remote, 1, 0) < 0 && errno != EFAULT) break;
+    }
+    return true;
+  };
+  return call_within(pid_, read_all, HeldUpBy::kPage).has_value();
 }
 
 }  // namespace stasis::proc

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""held_back.py FOLDER [execute]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
+"""held_back.py FOLDER [execute] [all] [mute]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
 user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
-FUSE device in FOLDER/fuse. With `execute` a child of it executes that file.
+FUSE device in FOLDER/fuse. With `execute` a child of it executes that file; with `all` other users may use the file
+system as well; with `mute` that does not even say what it is, as a network that is down.
 Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
 import ctypes
 import mmap
@@ -13,7 +14,7 @@ import time
 libc = ctypes.CDLL(None, use_errno=True)
 folder = sys.argv[1]
 SIZE = 1 << 20
-INIT, LOOKUP, GETATTR, OPEN, READ = 26, 1, 3, 14, 15
+INIT, LOOKUP, GETATTR, OPEN, READ, STATFS = 26, 1, 3, 14, 15, 17
 FORGETS, ENOSYS = (2, 36, 42), 38
 
 
@@ -38,7 +39,7 @@ def serve(fuse: int) -> None:
         elif kind == READ:
             open(folder + "/held", "w").close()
             continue
-        elif kind in FORGETS:
+        elif kind in FORGETS or (kind == STATFS and "mute" in sys.argv):
             continue
         else:
             error = -ENOSYS
@@ -61,7 +62,7 @@ try:
 except OSError:
     fuse = -1
 os.mkdir(folder + "/served")
-how = f"fd={fuse},rootmode=40000,user_id=0,group_id=0"
+how = f"fd={fuse},rootmode=40000,user_id=0,group_id=0" + (",allow_other" if "all" in sys.argv else "")
 if fuse < 0 or libc.mount(b"none", (folder + "/served").encode(), b"fuse", 0, how.encode()) != 0:
     open(folder + "/none", "w").close()
     sys.exit()
@@ -79,7 +80,7 @@ os.close(fuse)
 beside(lambda: code[SIZE - 1])
 while not os.path.exists(folder + "/held"):
     time.sleep(0.01)
-if sys.argv[2:] == ["execute"] and os.fork() == 0:
+if "execute" in sys.argv and os.fork() == 0:
     os.execv(folder + "/served/code", ["code"])
 cuda = ctypes.CDLL("libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
