@@ -110,26 +110,22 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, std::size_t size, const CUmemAccess
                         std::size_t count) {
   return gated([&](Driver& driver) -> CUresult {
     if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
-    // One set of pages serves all devices here: what any of them may do is allowed there, and a
-    // kernel on a device that may do nothing is refused.
     Memory::Rights rights;
     for (std::size_t i = 0; i < count; ++i) {
       const bool host = desc[i].location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
       if (!host && desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
       if (!host && !driver.valid_device(desc[i].location.id)) return CUDA_ERROR_INVALID_DEVICE;
-      const auto user = host ? 0 : std::uint64_t{1} << desc[i].location.id;
+      const auto user = std::uint64_t{1} << (host ? Memory::kHost : desc[i].location.id);
       switch (desc[i].flags) {
         case CU_MEM_ACCESS_FLAGS_PROT_NONE:
           rights.others |= user;
           break;
         case CU_MEM_ACCESS_FLAGS_PROT_READ:
-          rights.prot |= PROT_READ;
-          rights.users |= user;
+          rights.readers |= user;
           break;
         case CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
-          rights.prot |= PROT_READ | PROT_WRITE;
-          rights.users |= user;
+          rights.writers |= user;
           break;
         default:
           return CUDA_ERROR_INVALID_VALUE;

@@ -148,11 +148,13 @@ class Memory {
   cuda::CUresult map(Address at, std::uint64_t size, std::uint64_t offset, Object* object,
                      int device);
   cuda::CUresult unmap(Address at, std::uint64_t size);
-  // What devices may do, by ordinal: those in `users` may use it, those in `others` not, and of all
-  // else it stays as it was. One set of pages serves all of them.
+  // What devices may do, by ordinal: those in `readers` and `writers` may use it, those in `others`
+  // not, and of all else it stays as it was. One set of pages serves all of them: what any of them
+  // may do is allowed there, and a kernel on a device that may do nothing is refused.
+  static constexpr int kHost = 63;  // in the place of a device
   struct Rights {
-    int prot = PROT_NONE;
-    std::uint64_t users = 0;
+    std::uint64_t readers = 0;
+    std::uint64_t writers = 0;
     std::uint64_t others = 0;
   };
   cuda::CUresult protect(Address at, std::uint64_t size, const Rights& rights);
@@ -183,7 +185,9 @@ class Memory {
     Object* object = nullptr;
     int prot = PROT_NONE;
     int device = 0;
-    std::uint64_t users = 0;
+    // By ordinal, of what the program has mapped itself.
+    std::uint64_t readers = 0;
+    std::uint64_t writers = 0;
   };
   struct Slot {
     GpuSpec spec;

@@ -73,7 +73,7 @@ CUresult Memory::map(Address at, std::uint64_t size, std::uint64_t offset, Objec
     auto previous = std::prev(next);
     if (previous->first + previous->second.size > at) return CUDA_ERROR_INVALID_VALUE;
   }
-  const Placement placement{size, offset, object, PROT_NONE, device, 0};
+  const Placement placement{size, offset, object, PROT_NONE, device, 0, 0};
   if (!place(at, placement)) return CUDA_ERROR_MAP_FAILED;
   placements_[at] = placement;
   ++object->uses;
@@ -127,11 +127,16 @@ CUresult Memory::protect(Address at, std::uint64_t size, const Rights& rights) {
         return CUDA_ERROR_INVALID_VALUE;
       }
       if (apply) {
-        if (::mprotect(reinterpret_cast<void*>(end), it->second.size, rights.prot) < 0) {
+        auto& placement = it->second;
+        const auto unchanged = ~(rights.readers | rights.writers | rights.others);
+        placement.readers = (placement.readers & unchanged) | rights.readers;
+        placement.writers = (placement.writers & unchanged) | rights.writers;
+        placement.prot = placement.writers   ? PROT_READ | PROT_WRITE
+                         : placement.readers ? PROT_READ
+                                             : PROT_NONE;
+        if (::mprotect(reinterpret_cast<void*>(end), placement.size, placement.prot) < 0) {
           return CUDA_ERROR_UNKNOWN;
         }
-        it->second.prot = rights.prot;
-        it->second.users = (it->second.users | rights.users) & ~rights.others;
       }
       end += it->second.size;
     }
@@ -149,14 +154,18 @@ CUresult Memory::protection(Address at, int device, int& prot) const {
   }
   if (!a || a->kind != Kind::kMapped) return CUDA_ERROR_INVALID_VALUE;
   const Placement& placement = placements_.at(a->base);
-  prot = placement.users >> device & 1 ? placement.prot : PROT_NONE;
+  prot = placement.writers >> device & 1   ? PROT_READ | PROT_WRITE
+         : placement.readers >> device & 1 ? PROT_READ
+                                           : PROT_NONE;
   return CUDA_SUCCESS;
 }
 
 bool Memory::may_use(Address at, int device) const {
   std::lock_guard lock(mutex_);
   const auto* a = find_locked(at, 1);
-  return !a || a->kind != Kind::kMapped || (placements_.at(a->base).users >> device & 1) != 0;
+  if (!a || a->kind != Kind::kMapped) return true;
+  const Placement& placement = placements_.at(a->base);
+  return ((placement.readers | placement.writers) >> device & 1) != 0;
 }
 
 CUresult Memory::export_fd(Object* object, int& out) const {

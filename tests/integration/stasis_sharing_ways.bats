@@ -239,3 +239,66 @@ END
   in_state running
   target_goes_on
 }
+
+@test "an import that one GPU may write and another only read comes back so, in each of its maps" {
+  cat >"$BATS_TEST_TMPDIR/rights.py" <<'END'
+import ctypes, os, socket, sys, time
+status, size, word = sys.argv[1], ctypes.c_size_t(2 << 20), ctypes.c_uint64
+class Place(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("id", ctypes.c_int)]
+class Prop(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("handles", ctypes.c_uint), ("place", Place), ("rest", word * 2)]
+class Right(ctypes.Structure):
+    _fields_ = [("place", Place), ("flags", ctypes.c_uint)]
+def call(name, *words):
+    result = getattr(driver, name)(*words)
+    assert result == 0, (name, result)
+def begin(device):
+    global driver
+    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+def mapped(handle, rights):
+    place = word()
+    call("cuMemAddressReserve", ctypes.byref(place), size, word(), word(), word())
+    call("cuMemMap", place, size, word(), handle, word())
+    given = (Right * len(rights))(*[Right(Place(1, device), flags) for device, flags in rights])
+    call("cuMemSetAccess", place, size, given, ctypes.c_size_t(len(rights)))
+    return place
+def may(place, device):
+    flags = word()
+    call("cuMemGetAccess", ctypes.byref(flags), ctypes.byref(Place(1, device)), place)
+    return flags.value
+ours, theirs = socket.socketpair()
+handle, fd, buffer = word(), ctypes.c_int(), ctypes.create_string_buffer(8)
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(1, 9)
+    begin(0)
+    call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(Prop(1, 1, Place(1, 0))), word())
+    call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, 1, word())
+    socket.send_fds(ours, [b"x"], [fd.value, fd.value])
+    time.sleep(1000)
+begin(1)
+fds = socket.recv_fds(theirs, 1, 2)[1]
+handles = [word() for _ in fds]
+for handle, fd in zip(handles, fds):
+    call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(fd), 1)
+writes = mapped(handles[0], [(1, 3), (0, 1)])
+reads = [mapped(handles[0], [(1, 1)]), mapped(handles[1], [(0, 3), (1, 1)])]
+for round in range(1, 10**9):
+    call("cuMemcpyHtoD_v2", writes, ctypes.byref(word(round)), ctypes.c_size_t(8))
+    for place in reads:
+        call("cuMemcpyDtoH_v2", buffer, place, ctypes.c_size_t(8))
+        assert word.from_buffer(buffer).value == round
+    rights = [(may(place, 0), may(place, 1)) for place in [writes, *reads]]
+    assert rights == [(1, 3), (0, 1), (3, 1)], rights
+    with open(status + ".new", "w") as file:
+        file.write(f"round {round}\n")
+    os.rename(status + ".new", status)
+    time.sleep(0.02)
+END
+  export STASIS_SIM_GPUS=2x256M
+  start_program rights
+  suspended_and_resumed
+  suspended_and_resumed
+}
