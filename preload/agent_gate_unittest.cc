@@ -233,6 +233,31 @@ TEST(Gate, LetsCallsWithinACallThrough) {
   caller.join();
 }
 
+TEST(Gate, LetsOneThatDoesNotWaitInOnlyWhileItIsOpen) {
+  EXPECT_TRUE(Gate::TryPass().is_in());
+  ASSERT_TRUE(close_within(milliseconds(60000)));
+  EXPECT_FALSE(Gate::TryPass().is_in());
+  Gate::open();
+  const auto before = Gate::changes();
+  std::atomic<int> step{0};
+  std::thread caller([&] {
+    const Gate::TryPass outer;
+    step = 1;
+    while (Gate::changes() == before || step < 2)
+      std::this_thread::yield();
+    EXPECT_TRUE(Gate::TryPass().is_in()) << "a call within a call";
+    step = 3;
+  });
+  while (step < 1)
+    std::this_thread::yield();
+  step = 2;
+  EXPECT_TRUE(close_within(milliseconds(60000)));
+  EXPECT_EQ(step, 3) << "it closed while the outer call was in progress";
+  EXPECT_FALSE(Gate::TryPass().is_in());
+  Gate::open();
+  caller.join();
+}
+
 // Tries to pass a closed gate in a new thread: true if it was held back until it opened.
 bool holds_back_a_new_thread() {
   if (!close_within(milliseconds(60000))) return false;

@@ -1,19 +1,25 @@
 // How another process comes to memory of the agent's: the socket, its thread, and the processes
 // that connect. One process is both here. The thread stays to the end, so nothing is forgotten
 // between the tests.
+//
+// Long because each test has two sides.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -145,6 +151,12 @@ std::ptrdiff_t open_exports() {
   return count;
 }
 
+bool waits_for_futex(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
+  long number = -1;
+  return file >> number && number == SYS_futex;
+}
+
 TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
   const auto address = allocated(5 * kMiB + 1);
   const auto handle = handle_of(address);
@@ -178,12 +190,12 @@ TEST(AgentShare, WhatWasFetchedBeforeTheGateOpensIsFetchedOnceMore) {
   const auto got = fetch(handle);
   ASSERT_EQ(got.result, CUDA_SUCCESS);
   const auto open = open_descriptors();
-  EXPECT_FALSE(is_outdated(got, *key_of(handle), Gate::changes()));
+  EXPECT_TRUE(is_of_use(got, *key_of(handle), Gate::changes(), Gate::TryPass()));
   EXPECT_EQ(open_descriptors(), open);
   ASSERT_TRUE(Gate::close(Timeout(Timeout::Clock::now() + std::chrono::minutes(1))));
   const auto when_asked = Gate::changes();
   Gate::open();
-  EXPECT_TRUE(is_outdated(got, *key_of(handle), when_asked));
+  EXPECT_FALSE(is_of_use(got, *key_of(handle), when_asked, Gate::TryPass()));
   EXPECT_TRUE(soon([&] { return open_descriptors() <= open - 2; })) << "descriptors are left";
   EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
 }
@@ -337,6 +349,27 @@ CUdeviceptr opened(const CUipcMemHandle& handle) {
   EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
             CUDA_SUCCESS);
   return address;
+}
+
+// The driver must find no descriptor of another's memory when it checkpoints this process.
+TEST(AgentShare, NoDescriptorIsKeptInFrontOfAClosedGate) {
+  EXPECT_EQ(own::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
+  const Owner owner(4 * kMiB);
+  const auto before = open_descriptors();
+  ASSERT_TRUE(Gate::close(Timeout(Timeout::Clock::now() + std::chrono::minutes(1))));
+  CUdeviceptr address = 0;
+  std::atomic<pid_t> opener_tid{0};
+  std::thread opener([&] {
+    opener_tid = ::gettid();
+    address = opened(owner.handle());
+  });
+  EXPECT_TRUE(soon([&] { return waits_for_futex(opener_tid); }));
+  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_TRUE(soon([&] { return !owner.knows(); }));
+  Gate::open();
+  opener.join();
+  EXPECT_TRUE(owner.knows());
+  EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
 }
 
 // To wait for the device would spoil the capture, and the memory may be in use until its end.

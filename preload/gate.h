@@ -38,6 +38,23 @@ class Gate {
     bool was_inside_;
   };
 
+  // The same for one that does not wait: it is in only if the gate is open.
+  class TryPass {
+   public:
+    TryPass() : place_(place_of_this_thread()), is_in_(try_enter(*place_, was_inside_)) {}
+    ~TryPass() {
+      if (is_in_) leave(*place_, was_inside_);
+    }
+    TryPass(const TryPass&) = delete;
+    TryPass& operator=(const TryPass&) = delete;
+    bool is_in() const { return is_in_; }
+
+   private:
+    Place* place_;
+    bool was_inside_ = false;
+    bool is_in_;
+  };
+
   // Holds back new calls and waits for those in progress. False when that time is over: it is
   // open again.
   static bool close(const Timeout& timeout);
@@ -63,20 +80,36 @@ class Gate {
   // for itself, and it leaves what that has said already: whether it is inside.
   static bool enter(Place& place) {
     const bool was_inside = place.inside.load(std::memory_order_relaxed) != 0;
-    const auto depth = place.depth.load(std::memory_order_relaxed);
-    if (depth == 0) {
-      if (shared_.fence_needed.load(std::memory_order_relaxed)) {
-        place.inside.store(1, std::memory_order_seq_cst);
-      } else {
-        place.inside.store(1, std::memory_order_relaxed);
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-      }
-      if (shared_.closed.load(std::memory_order_seq_cst)) [[unlikely]]
-        wait_outside(place);
-    }
-    place.depth.store(depth + 1, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (place.depth.load(std::memory_order_relaxed) == 0 && is_closed_to(place)) [[unlikely]]
+      wait_outside(place);
+    go_deeper(place);
     return was_inside;
+  }
+  static bool try_enter(Place& place, bool& was_inside) {
+    was_inside = place.inside.load(std::memory_order_relaxed) != 0;
+    if (place.depth.load(std::memory_order_relaxed) == 0 && is_closed_to(place)) {
+      if (!was_inside) {
+        place.inside.store(0, std::memory_order_release);
+        tell_closer();
+      }
+      return false;
+    }
+    go_deeper(place);
+    return true;
+  }
+  // Says first that the thread is inside.
+  static bool is_closed_to(Place& place) {
+    if (shared_.fence_needed.load(std::memory_order_relaxed)) {
+      place.inside.store(1, std::memory_order_seq_cst);
+    } else {
+      place.inside.store(1, std::memory_order_relaxed);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+    return shared_.closed.load(std::memory_order_seq_cst) != 0;
+  }
+  static void go_deeper(Place& place) {
+    place.depth.store(place.depth.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
   }
   static void leave(Place& place, bool was_inside) {
     std::atomic_signal_fence(std::memory_order_seq_cst);

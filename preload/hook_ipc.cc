@@ -228,8 +228,8 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
     const auto changes = Gate::changes();
     const auto fetched = fetch(key);
     if (fetched.result != CUDA_SUCCESS) return fetched.result;
-    const Gate::Pass pass;
-    if (is_outdated(fetched, key, changes)) continue;
+    const Gate::TryPass pass;
+    if (!is_of_use(fetched, key, changes, pass)) continue;
     return fetched.drivers ? open_by_driver(call, pointer, context, fetched, key)
                            : open_by_descriptor(pointer, context, device, fetched, key);
   }

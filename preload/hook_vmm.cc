@@ -319,8 +319,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     const auto changes = Gate::changes();
     const auto fetched = fetch(*key);
     if (fetched.result != CUDA_SUCCESS) return fetched.result;
-    const Gate::Pass pass;
-    if (is_outdated(fetched, *key, changes)) continue;
+    const Gate::TryPass pass;
+    if (!is_of_use(fetched, *key, changes, pass)) continue;
     CUmemGenericAllocationHandle real = 0;
     const auto result = driver().cuMemImportFromShareableHandle(
         &real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fetched.memory)), type);

@@ -564,11 +564,15 @@ Fetched fetch(const ShareKey& key) {
   return fetched;
 }
 
-bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t changes) {
-  if (fetched.result != CUDA_SUCCESS || Gate::changes() == changes) return false;
+bool is_of_use(const Fetched& fetched, const ShareKey& key, std::uint32_t changes,
+               const Gate::TryPass& pass) {
+  if (pass.is_in() && Gate::changes() == changes) return true;
   if (fetched.memory >= 0) ::close(fetched.memory);
   end_connection(fetched.connection, key);
-  return true;
+  if (!pass.is_in()) {
+    const Gate::Pass until_it_opens;
+  }
+  return false;
 }
 
 void end_connection(int connection, const ShareKey& key) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "eviction_internal.h"
+#include "gate.h"
 
 namespace stasis::preload {
 
@@ -64,11 +65,14 @@ struct Fetched {
 // once on standard error if the owner cannot be reached.
 Fetched fetch(const ShareKey& key);
 
-// Within the gate: whether that closed or opened since it said `changes`, before fetch(). Then the
-// driver may have checkpointed the owner, and what was fetched may name memory that is no more: it
-// is let go of, and to be fetched once more. (Opened: this process's gate may have closed before
-// the owner's, which answered in between.)
-bool is_outdated(const Fetched& fetched, const ShareKey& key, std::uint32_t changes);
+// Whether what was fetched can be used within `pass`. If not it is let go of, and to be fetched
+// once more. The gate is closed: the driver may be about to checkpoint this process, which may have
+// no descriptor of another's memory then; waits until it is open. Or it closed or opened since it
+// said `changes`, before fetch(): the driver may have checkpointed the owner, and this be memory
+// that is no more. (Opened: this process's gate may have closed before the owner's, which answered
+// in between.)
+bool is_of_use(const Fetched& fetched, const ShareKey& key, std::uint32_t changes,
+               const Gate::TryPass& pass);
 
 // The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);
