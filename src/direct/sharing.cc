@@ -71,8 +71,9 @@ bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
 struct Orphans {
   std::size_t count = 0;
   std::uint64_t bytes = 0;
-  std::set<std::uint64_t> services;  // by which their owners are known
-  std::size_t foreign = 0;           // of these, those whose owner no agent knows
+  std::set<std::uint64_t> services;              // by which their owners are known
+  std::size_t foreign = 0;                       // of these, those whose owner no agent knows
+  const ProcessShares* of_other_user = nullptr;  // an owner that lends it to its own user alone
 };
 
 Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares>& processes,
@@ -85,6 +86,7 @@ Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares
     if (share.role == ShareRole::kImporter && (lent || heirs.contains(share.id))) continue;
     ++orphans.count;
     orphans.bytes += share.bytes;
+    if (owner != owners.end()) orphans.of_other_user = &processes[owner->second];
     if (share.role == ShareRole::kImporter)
       orphans.services.insert(share.id[0]);
     else
@@ -104,6 +106,18 @@ Result<void> refuse_foreign(Pid pid, const Orphans& orphans) {
        "start all of them with `stasis run`; fabric handles: NCCL_MNNVL_ENABLE=0, or descriptors "
        "in "
        "their place; memory pools: share memory of cudaMalloc or cuMemCreate",
+       Override::kIgnoreObstacles}));
+}
+
+Result<void> refuse_of_other_user(const ProcessShares& importer, const ProcessShares& owner) {
+  return fail(refusal(
+      {"imported-memory", Severity::kRed, importer.pid,
+       fmt::format("GPU memory of another user's process, whose agent gives it to no other user "
+                   "again: process {} (user {}) has imported some of process {} (user {}), which "
+                   "the driver cannot restore (the job would be lost)",
+                   importer.pid.value, importer.uid, owner.pid.value, owner.uid),
+       "run both as one user; a program that changes its user does so in both processes, or not "
+       "while they share memory",
        Override::kIgnoreObstacles}));
 }
 
@@ -135,6 +149,7 @@ Result<void> check_imports(const std::vector<ProcessShares>& importers,
     const auto orphans = orphans_of(process, processes, owners, heirs);
     if (orphans.count == 0) continue;
     if (orphans.count == orphans.foreign) return refuse_foreign(process.pid, orphans);
+    if (orphans.of_other_user) return refuse_of_other_user(process, *orphans.of_other_user);
     return fail(refusal(
         {"imported-memory", Severity::kRed, process.pid,
          fmt::format("GPU memory of a process that is not in the tree, or that has no agent: "
@@ -148,12 +163,27 @@ Result<void> check_imports(const std::vector<ProcessShares>& importers,
   return {};
 }
 
-// What has been given up and cannot be had again, as its owner lives no more.
+// Whether some owner may still have it: one that is not among these, as those name what they have.
+bool may_be_had_elsewhere(Pid importer, const Orphans& orphans,
+                          const std::vector<ProcessShares>& processes) {
+  const auto asked = find_owners(importer, orphans.services);
+  return std::any_of(asked.begin(), asked.end(), [&](const auto& entry) {
+    return std::any_of(entry.second.begin(), entry.second.end(), [&](const SharingProcess& owner) {
+      return std::none_of(processes.begin(), processes.end(),
+                          [&](const ProcessShares& one) { return one.pid == owner.pid; });
+    });
+  });
+}
+
+// What has been given up and cannot be had again, as its owner lives no more or has freed it, and
+// so has its heir.
 Result<void> check_owners_live(const std::vector<ProcessShares>& importers,
                                const std::vector<ProcessShares>& processes, const Owners& owners) {
   for (const ProcessShares& process : importers) {
     const auto orphans = orphans_of(process, processes, owners);
-    if (orphans.count == 0 || !find_owners(process.pid, orphans.services).empty()) continue;
+    if (orphans.count == 0 || orphans.of_other_user ||
+        may_be_had_elsewhere(process.pid, orphans, processes))
+      continue;
     return fail(ErrorCode::kNotRolledBack,
                 fmt::format("process {} has given up {} of GPU memory of a process that has ended "
                             "meanwhile, or has freed it, and nothing brings that back",

@@ -117,7 +117,8 @@ TEST(Sharing, TheOwnerOfManyPiecesIsLookedForOnce) {
 
 TEST(Sharing, MemoryOfAnotherUserIsNotLent) {
   const ProcessShares importer{Pid{10}, 0, {imported(2, 1)}};
-  EXPECT_EQ(refused({importer, {Pid{11}, 1000, {owned(2, 1)}}}, "process 10"),
+  EXPECT_EQ(refused({importer, {Pid{11}, 1000, {owned(2, 1)}}},
+                    "process 10 (user 0) has imported some of process 11 (user 1000)"),
             ErrorCode::kNotSupported);
   // An id stands in /proc/net/unix, so a user could claim what root has made.
   EXPECT_EQ(refused({{Pid{10}, 1000, {imported(2, 1)}}, {Pid{11}, 0, {owned(2, 1)}}}, "process 10"),

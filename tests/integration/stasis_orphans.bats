@@ -146,3 +146,14 @@ start_orphans() {
   target_goes_on
   suspended_and_resumed
 }
+
+@test "an heir that ends while the job is suspended takes what it has saved along, and that is said" {
+  start_orphans frees 2
+  done_by suspend "$TARGET"
+  kill -STOP "$TARGET" # which ends all of them when one has ended
+  kill -KILL "${CHILDREN[1]}"
+  refused 12 not-rolled-back resume "$TARGET"
+  assert_contains "$err" "process ${CHILDREN[2]} has given up 4 pieces"
+  assert_contains "$err" "nothing brings that back"
+  kill -KILL "$TARGET" "${CHILDREN[@]}" 2>/dev/null || true
+}
