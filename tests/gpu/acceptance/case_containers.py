@@ -1,4 +1,5 @@
-"""`runc checkpoint` and `runc restore` with plugins/criu: with the agent in the container, and without."""
+"""What container engines save and bring back by CRIU with plugins/criu: with the agent in the container, and
+without."""
 
 import json
 import os
@@ -7,8 +8,9 @@ import sys
 
 from .case_groups import ALLREDUCE
 from .case_torch import TRAIN, losses, require_torch
-from .containers import Container
+from .containers import Crun, Runc
 from .core import Skip, case, expect, expect_equal
+from .engines import Containerd, Podman, PodmanExport
 
 NEEDS = ("criu", "root", "program stasis")
 THREADS = os.path.join(os.path.dirname(TRAIN), "driver_threads.py")
@@ -46,8 +48,7 @@ def there_and_back(machine, container, before):
     images = os.path.join(machine.work, "image")
     dump = container.checkpoint(images)
     machine.expect_gpu_free(before)
-    with open(os.path.join(images, "inventory.img"), "rb") as file:
-        expect(b"cuda_plugin" in file.read(), "the image does not name the plugin")
+    expect(container.names_plugin(images), "the image does not name the plugin")
     restore = container.restore(images)
     return {"checkpoint_seconds": round(dump, 3), "restore_seconds": round(restore, 3)}
 
@@ -60,10 +61,10 @@ def from_the_host(machine, container, agent):
     machine.stasis("resume", container.pid).must_succeed()
 
 
-def counter(machine, agent):
+def counter(machine, engine, agent):
     program = machine.program("stasis-counter")
     before = machine.gpu_memory()
-    container = Container(machine, [program, "--port", "0", "--gpu-memory", "32M" if machine.simulated else "1G"],
+    container = engine(machine, [program, "--port", "0", "--gpu-memory", "32M" if machine.simulated else "1G"],
                           variables(machine, agent))
     container.wait_for(lambda: "listening on" in container.output(), "port")
     port = re.search(r"listening on 127\.0\.0\.1:(\d+)", container.output()).group(1)
@@ -80,11 +81,11 @@ def counter(machine, agent):
                                f"{figures['checkpoint_seconds']:.1f} s, {figures['restore_seconds']:.1f} s"}
 
 
-def workload(machine, agent):
+def workload(machine, engine, agent):
     """stasis-workload, which looks at each byte of its memory in each round."""
     status = os.path.join(machine.work, "workload.status")
     before = machine.gpu_memory()
-    container = Container(machine, [machine.program("stasis-workload"), "memory", "--size", "32M", "--status", status],
+    container = engine(machine, [machine.program("stasis-workload"), "memory", "--size", "32M", "--status", status],
                           variables(machine, agent))
 
     def rounds():
@@ -106,12 +107,12 @@ def workload(machine, agent):
     return {**figures, "note": f"{rounds()} rounds"}
 
 
-def torch(machine, agent):
+def torch(machine, engine, agent):
     version = require_torch(machine)
     path = os.path.join(machine.work, "losses")
     before = machine.gpu_memory()
-    container = Container(machine, [sys.executable, TRAIN, "--losses", path, "--steps", STEPS, "--gib", "2",
-                                    "--pause-ms", "20"], variables(machine, agent))
+    container = engine(machine, [sys.executable, TRAIN, "--losses", path, "--steps", STEPS, "--gib", "2",
+                                 "--pause-ms", "20"], variables(machine, agent))
     container.losses = path
     container.wait_for(lambda: len(losses(container)) >= 20, "step 20", timeout=180)
     figures = there_and_back(machine, container, before)
@@ -130,7 +131,7 @@ def torch(machine, agent):
 def shared_there_and_back(machine, argv, rounds_of):
     """Processes that share GPU memory, in one container; `rounds_of` the file that says how far they are."""
     before = machine.gpu_memory()
-    container = Container(machine, argv, variables(machine, True), options=("tcp-established", "ghost-limit 128M"))
+    container = Runc(machine, argv, variables(machine, True), options=("tcp-established", "ghost-limit 128M"))
 
     def rounds():
         try:
@@ -170,7 +171,14 @@ def nccl(machine):
                                              "--pause-ms", "2", "--all-calls"], status + ".0")
 
 
-for kind, simulated in ((counter, True), (workload, True), (torch, False)):
-    for inside in (False, True):
-        case(f"container.runc.{kind.__name__}" + (".agent" if inside else ""), simulated=simulated, needs=NEEDS)(
-            lambda machine, run=kind, agent=inside: run(machine, agent))
+def register(name, engine, kind, agent):
+    case(f"container.{name}." + kind.__name__ + (".agent" if agent else ""), simulated=kind is not torch, needs=NEEDS)(
+        lambda machine: kind(machine, engine, agent))
+
+
+for called, engine_type, kinds in (("runc", Runc, (counter, workload, torch)), ("crun", Crun, (counter, torch)),
+                                   ("podman", Podman, (counter, torch)), ("podman.export", PodmanExport, (counter,)),
+                                   ("ctr", Containerd, (counter, torch))):
+    for one in kinds:
+        for inside in (False, True):
+            register(called, engine_type, one, inside)
