@@ -171,6 +171,7 @@ void stasis_sim_kernel_advance(const stasis::sim::Launch&, void** args) {
 }
 
 void stasis_sim_kernel_combine(const stasis::sim::Launch&, void** args) {
+  const WorkBesideProcessors work;
   std::uint64_t* target = pointer(args, 0);
   const std::uint64_t* source = pointer(args, 1);
   const std::uint64_t words = number(args, 2);

@@ -1,5 +1,6 @@
 #include "tests/workloads/meeting.h"
 
+#include <algorithm>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -65,10 +66,10 @@ class FileMeeting : public Meeting {
     values[rank_] = value;
     stops[rank_] = stop;
     ++places_->arrived;
-    while (places_->arrived < round * ranks_) {
-      const timespec pause{0, 50000};
+    // The others may be held for seconds: less and less often, up to 2 ms.
+    for (timespec pause{0, 50000}; places_->arrived < round * ranks_;
+         pause.tv_nsec = std::min(2 * pause.tv_nsec, 2'000'000L))
       ::nanosleep(&pause, nullptr);
-    }
     Outcome out;
     for (std::uint32_t i = 0; i < ranks_; ++i) {
       out.total += values[i];
