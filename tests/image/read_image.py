@@ -17,7 +17,10 @@ import sys
 
 
 def library(name, soname):
-    return ctypes.CDLL(ctypes.util.find_library(name) or soname)
+    try:
+        return ctypes.CDLL(soname)
+    except OSError:
+        return ctypes.CDLL(ctypes.util.find_library(name))  # starts other programs
 
 
 class Hash(ctypes.Structure):

@@ -449,7 +449,7 @@ script() {
 
 @test "stuck: somebody else traces the process, so that it cannot be seized once it is locked" {
   start_target memory --size 8M
-  python3 -c 'import ctypes, sys, time
+  python3 -IS -c 'import ctypes, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.ptrace(0x4206, int(sys.argv[1]), None, None) != 0: sys.exit("cannot seize")
 print("traces", flush=True)
@@ -979,7 +979,7 @@ start_ranks() {
   dump_target
   closed_just_now
   # Another program's, at another address with that port, is not ended.
-  python3 -c 'import socket, sys
+  python3 -IS -c 'import socket, sys
 server, client = socket.socket(), socket.socket()
 server.bind(("127.0.0.2", int(sys.argv[1])))
 server.listen(1)

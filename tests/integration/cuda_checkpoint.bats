@@ -64,7 +64,7 @@ unused_pid() {
 
 # A process that has ended and that nobody collects: sets ZOMBIE.
 start_zombie() {
-  python3 -c '
+  python3 -IS -c '
 import os, sys, time
 pid = os.fork()
 if pid == 0:
@@ -86,7 +86,7 @@ a_thread_of() {
 
 # The UUIDs of all GPUs, in the driver's order.
 gpu_uuids() {
-  python3 -c '
+  python3 -IS -c '
 import ctypes, os
 cuda = ctypes.CDLL(os.environ.get("STASIS_LIBCUDA", "libcuda.so.1"))
 assert cuda.cuInit(0) == 0

@@ -241,7 +241,7 @@ if fd < 0: open(folder + "/skip", "w").close()'
 }
 
 @test "red: an open TCP connection to a program outside, with the port, and not with --tcp-established" {
-  python3 -c 'import socket, sys, time
+  python3 -IS -c 'import socket, sys, time
 a = socket.create_server(("127.0.0.1", 0)); print(a.getsockname()[1], file=open(sys.argv[1], "w"), flush=True)
 b = a.accept(); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
   at_end_kill $!
@@ -252,7 +252,7 @@ b = a.accept(); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
 }
 
 @test "red: a datagram socket connected to somebody outside, and not with --ext-unix-sk" {
-  python3 -c 'import socket, sys, time
+  python3 -IS -c 'import socket, sys, time
 a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.sleep(300)' "$BATS_TEST_TMPDIR/outside" 3>&- &
   at_end_kill $!
   wait_until 60 test -S "$BATS_TEST_TMPDIR/outside"
@@ -289,7 +289,7 @@ if not os.fork(): time.sleep(300)'
   assert_equal "$(lights managed-memory)" red
   # Its parent, which has no CUDA: nothing but this look would notice before the GPU memory is evicted.
   start_with 'pass'
-  python3 -c 'import ctypes, sys, time
+  python3 -IS -c 'import ctypes, sys, time
 libc = ctypes.CDLL(None)
 assert libc.ptrace(0x4206, int(sys.argv[1]), None, None) == 0
 open(sys.argv[2], "w").close(); time.sleep(300)' "$TARGET" "$BATS_TEST_TMPDIR/traced" 3>&- &
@@ -390,7 +390,7 @@ each_is_red() {
 
 # bats test_tags=long
 @test "red: watches, sockets, pipes, mounts, terminals and namespaces that CRIU cannot dump either" {
-  python3 -c 'import os, sys, time
+  python3 -IS -c 'import os, sys, time
 m, s = os.openpty(); open(sys.argv[1], "w").write(os.ttyname(s)); time.sleep(300)' "$BATS_TEST_TMPDIR/tty" 3>&- &
   at_end_kill $!
   wait_until 60 test -s "$BATS_TEST_TMPDIR/tty"
@@ -841,7 +841,7 @@ class Program(ctypes.Structure): _fields_ = [("n", ctypes.c_ushort), ("rules", c
 libc.prctl(38, 1, 0, 0, 0)
 assert libc.syscall(317, 1, 0, ctypes.byref(Program(1, ctypes.addressof(rule)))) == 0'
   start_with "$filter"
-  local under=(python3 -c "$filter
+  local under=(python3 -IS -c "$filter
 os.execvp(sys.argv[1], sys.argv[1:])" stasis)
   capture "${under[@]}" doctor "$TARGET" --no-trial --json
   ((status == 1))

@@ -6,7 +6,6 @@ The statements are Python and change `m`, the object; `process` makes a process 
 """
 
 import ctypes
-import ctypes.util
 import json
 import os
 import sys
@@ -17,7 +16,7 @@ class Hash(ctypes.Structure):
 
 
 def xxh3_128(data):
-    library = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
+    library = ctypes.CDLL("libxxhash.so.0")
     library.XXH3_128bits.restype = Hash
     library.XXH3_128bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     made = library.XXH3_128bits(data, len(data))

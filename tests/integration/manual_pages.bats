@@ -118,7 +118,7 @@ completed() {
 @test "each verb has usage and three examples, and every example is one that the program takes" {
   local verb words
   stasis describe-command-line >"$BATS_TEST_TMPDIR/known"
-  python3 -c 'import json, sys
+  python3 -IS -c 'import json, sys
 for verb in json.load(sys.stdin)["verbs"]:
     assert len(verb["examples"]) == 3, verb["name"]
     for example in verb["examples"]:
@@ -139,7 +139,7 @@ for verb in json.load(sys.stdin)["verbs"]:
 
 @test "no help text has the names of CLI11's types, and none is wider than 80 columns" {
   local verb
-  for verb in $(python3 -c 'import json, sys; print(*(v["name"] for v in json.load(sys.stdin)["verbs"]))' \
+  for verb in $(python3 -IS -c 'import json, sys; print(*(v["name"] for v in json.load(sys.stdin)["verbs"]))' \
     < <(stasis describe-command-line)); do
     capture stasis "$verb" --help
     ! grep -E 'TEXT|INT|FLOAT|UINT|\[OPTIONS\]|SUBCOMMAND|Positionals|REQUIRED|\.\.\. \.\.\.|->' <<<"$out"

@@ -74,7 +74,7 @@ END
   # The agent's descriptors of it are there, and a tool is about to take them; or they are all that keeps it.
   for when in export keep; do
     start_doing fork-once "$go"
-    timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" "$when" "$go"
+    timeout 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" "$when" "$go"
     assert_equal "$(find "/proc/$(<"$go.child")/fd" -lname "$STASIS_SIM_DIR/*" -printf '%l ')" ""
     target_goes_on
     cycle_by direct
@@ -121,7 +121,7 @@ END
   # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when nobody holds it.
   local copy=$BATS_TEST_TMPDIR/driver/libcuda.so.1
   mkdir "${copy%/*}"
-  python3 -c 'import struct, sys
+  python3 -IS -c 'import struct, sys
 content = open(sys.argv[1], "rb").read()
 stays, goes = (struct.pack("<QQ", 0x6ffffffb, flags) for flags in (8, 0))
 assert content.count(stays) == 1
@@ -144,13 +144,13 @@ open(sys.argv[2], "wb").write(content.replace(stays, goes))' "$STASIS_LIBCUDA" "
 }
 
 # A tool has had the agent close the gate.
-held_back() { [[ $(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" state) != 0 ]]; }
+held_back() { [[ $(python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" state) != 0 ]]; }
 
 # By a thread that calls no driver, which nothing keeps from that before its memory has gone.
 # unheard: the thread of TARGET's agent has not run yet, until $unheard is gone.
 unheard() {
   unheard=$BATS_TEST_TMPDIR/unheard
-  timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" unheard "$unheard" 3>&- &
+  timeout 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" unheard "$unheard" 3>&- &
   wait_until 60 test -e "$unheard"
 }
 
@@ -222,7 +222,7 @@ END
   leaves_it_to_driver "process $TARGET (python3): no GPU memory that an agent can move"
 }
 
-heard() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
+heard() { python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
 
 @test "a program that closes the agent's descriptor while it is suspended or dumped is not lost" {
   local go=$BATS_TEST_TMPDIR/go verb
@@ -291,7 +291,7 @@ heard() { python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
 
 @test "the agent's page can neither shrink nor grow" {
   start_doing plain
-  assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
+  assert_equal "$(python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" seals)" 7
   target_verifies
 }
 

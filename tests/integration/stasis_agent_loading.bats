@@ -210,7 +210,7 @@ END
 @test "a library that may call past the agent is not opened while the program is held back" {
   local go=$BATS_TEST_TMPDIR/go holder
   start_doing open-deep "$go"
-  timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" export "$go" 3>&- &
+  timeout 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" export "$go" 3>&- &
   holder=$!
   wait_until 60 test -e "$go.asked"
   sleep 0.3

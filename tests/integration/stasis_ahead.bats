@@ -23,7 +23,7 @@ with_time() { STASIS_SIM_FAULTS="restore:delay=${delay:-1s}" "$@" --trace "$trac
 came_ahead() { came "copy ahead" "$1"; }
 came_in() { came "copy in" "$1"; }
 came() {
-  python3 -c '
+  python3 -IS -c '
 import json, sys
 events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e.get("name") == sys.argv[2]]
 mib = sum(e["args"].get("bytes", 0) for e in events) / (1 << 20)
@@ -65,7 +65,7 @@ sys.exit(0 if eval(sys.argv[3]) else f"{sys.argv[2]}: {mib} MiB")' "$trace" "$1"
   restored_verifies 3
 }
 swapped_gpus() {
-  stasis-sim-smi --json | python3 -c 'import json, sys
+  stasis-sim-smi --json | python3 -IS -c 'import json, sys
 a, b = (gpu["uuid"] for gpu in json.load(sys.stdin)["gpus"])
 print(f"{a}={b},{b}={a}")'
 }

@@ -260,7 +260,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   refused 10 image-corrupt restore --images-dir "$image" --detach
   wait_until 60 number_is_free
   # Nor is it looked for elsewhere when the manifest knows of none.
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" \
+  python3 -IS "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" \
     "del m['gpu_content']; m['requires'] = []; m['total_bytes'] = sum(f['size'] for f in m['files'])"
   refused 10 image-corrupt restore --images-dir "$image" --detach
   assert_contains "$err" "its parts are not of the same dump"

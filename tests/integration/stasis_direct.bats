@@ -316,7 +316,7 @@ path_in_ps() {
 
 # Of the private memory of no file, what is in huge pages, in KiB, without the buffer of the content.
 huge_kib() {
-  python3 - "$1" "$2" <<'END'
+  python3 -IS - "$1" "$2" <<'END'
 import re, sys
 sum, counts = 0, False
 for line in open(f"/proc/{sys.argv[1]}/smaps"):

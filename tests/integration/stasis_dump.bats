@@ -125,7 +125,7 @@ there_and_back() {
 }
 
 # The names of the phases of the last verb, which said --json.
-phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sys.stdin)["phases"]))' <<<"$out"; }
+phases() { python3 -IS -c 'import json, sys; print(*(p["name"] for p in json.load(sys.stdin)["phases"]))' <<<"$out"; }
 
 @test "what runs on waits neither for checksums nor for the disk, except where its image takes another's place" {
   need_root "CRIU"
@@ -205,7 +205,7 @@ phases() { python3 -c 'import json, sys; print(*(p["name"] for p in json.load(sy
   assert_equal "$(json 'd["simulated"], d["sync"], d["cuda_version"]')" "True none 13000"
   assert_equal "$(json 'd["gpus"][0]["total_memory"]')" $((8 << 30))
   assert_equal "$(json 'sorted(f["path"][5:] for f in d["files"])')" \
-    "$(cd "$image/criu" && python3 -c 'import os; print(sorted(os.listdir()))')"
+    "$(cd "$image/criu" && python3 -IS -c 'import os; print(sorted(os.listdir()))')"
   json '[p["name"] for p in d["phases"]]' | grep -q "'lock', 'checkpoint', 'criu', 'checksums'"
   [[ $(json '[p["name"] for p in d["phases"]]') != *"'sync'"* ]]
   assert_equal "$(stat -c %a "$image" "$image/manifest.json" "$image/criu" | tr '\n' ' ')" "700 600 700 "

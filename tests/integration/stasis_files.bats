@@ -100,13 +100,13 @@ remaps() { compgen -G "$shm/link_remap.*" || true; }
   says_value 11
   # Its semaphore is still there, with another value.
   kill_target
-  python3 -c "import mmap
+  python3 -IS -c "import mmap
 with open('$shm/one', 'r+b') as file: mmap.mmap(file.fileno(), 0)[0] = 3"
   restore_it
   says_value 11
   kill_target
   # What another program uses stays as that needs it.
-  python3 -c "import mmap, time
+  python3 -IS -c "import mmap, time
 with open('$shm/one', 'r+b') as file: memory = mmap.mmap(file.fileno(), 0)
 memory[0] = 5
 open('$BATS_TEST_TMPDIR/shared', 'w').close()
@@ -305,7 +305,7 @@ open('$at/wrong', 'w').write(f'{word.value} and not {last}')"
 
 @test "a job saved while it writes its status anew goes on, also after the file was renamed" {
   local at=$BATS_TEST_TMPDIR
-  job=(python3 -c 'import os, subprocess, sys, time
+  job=(python3 -IS -c 'import os, subprocess, sys, time
 status, at = sys.argv[1:]
 child = subprocess.Popen(["stasis-workload", "memory", "--size", "4M", "--status", status + ".gpu"])
 log = open(at + "/train.log", "w")

@@ -229,7 +229,7 @@ took_less_than() {
 @test "ps tells who waits because another tool has let it go on" {
   start_agent memory --size 16M
   done_by suspend "$TARGET"
-  python3 -c 'import ctypes, os, sys
+  python3 -IS -c 'import ctypes, os, sys
 cuda = ctypes.CDLL(os.environ.get("STASIS_LIBCUDA", "libcuda.so.1"))
 for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
     assert call(int(sys.argv[1]), None) == 0' "$TARGET"
@@ -259,7 +259,7 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
 
 # hold_page: somebody else is the agent's peer; sets HOLDER.
 hold_page() {
-  python3 -c 'import fcntl, os, sys, time
+  python3 -IS -c 'import fcntl, os, sys, time
 for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
     path = f"/proc/{sys.argv[1]}/fd/{fd}"
     if "memfd:stasis-agent" in os.readlink(path):

@@ -22,7 +22,7 @@ end_all() {
 }
 group_is_gone() { ! pgrep -g "$TARGET" >/dev/null && number_is_free; }
 
-host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "${1:-$image}" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
+host_bytes() { python3 -IS "$BATS_TEST_DIRNAME/../image/read_image.py" "${1:-$image}" | python3 -IS -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
 pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 
 @test "host memory of every kind is as it was, dumped and restored again and again" {

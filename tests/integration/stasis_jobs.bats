@@ -142,7 +142,7 @@ counts() { assert_equal "$(timeout 60 stasis-counter --ask "$port")" $((++count)
   target_goes_on
   kill -TERM "$RUN"
   ends_with 75
-  python3 - "$images/000002"/criu/pages-*.img <<'END'
+  python3 -IS - "$images/000002"/criu/pages-*.img <<'END'
 import sys
 for path in sys.argv[1:]:
     with open(path, "r+b") as file:

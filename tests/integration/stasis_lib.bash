@@ -202,7 +202,7 @@ start_script() {
   TARGET_LOG=$BATS_TEST_TMPDIR/target.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
   rm -f "$TARGET_STATUS"
-  (exec_on_gpu setsid python3 "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  (exec_on_gpu setsid python3 -S "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
@@ -338,6 +338,6 @@ closed_just_now() {
   grep -q ":$(printf %04X "$port") [0-9A-F]*:[0-9A-F]* 06 " /proc/net/tcp || skip "no connection is in TIME_WAIT here"
 }
 it_listens() {
-  assert_equal "$(timeout 60 python3 -c 'import socket, sys
+  assert_equal "$(timeout 60 python3 -IS -c 'import socket, sys
 print(socket.create_connection(("127.0.0.1", int(sys.argv[1]))).recv(9).decode())' "$port")" here
 }

@@ -14,7 +14,7 @@ suspend_with_slow_context() {
   shift
   STASIS_SIM_FAULTS="context:delay=300ms" done_by suspend "$TARGET" --json --trace "$trace" "$@"
   went direct
-  python3 - "$when" "$trace" <<'END'
+  python3 -IS - "$when" "$trace" <<'END'
 import json, sys
 events = [e for e in json.load(open(sys.argv[2]))["traceEvents"] if e["ph"] == "X"]
 def one(what): return next(e for e in events if (e["cat"], e["name"]) == what)
@@ -117,7 +117,7 @@ END
 
 # in_order TRACE: the mover was ready before the driver let anybody go on.
 in_order() {
-  python3 - "$1" <<'END'
+  python3 -IS - "$1" <<'END'
 import json, sys
 events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e["ph"] == "X"]
 def one(what): return [e for e in events if (e["cat"], e["name"]) == what]

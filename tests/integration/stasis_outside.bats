@@ -163,7 +163,7 @@ frozen_is_named() {
 # patch_code FUNCTION BYTE: that byte is the first of a function of libcuda that TARGET does not call, as a probe puts an
 # int3 (204) there.
 patch_code() {
-  python3 - "$TARGET" "$STASIS_LIBCUDA" "$@" <<'END'
+  python3 -IS - "$TARGET" "$STASIS_LIBCUDA" "$@" <<'END'
 import ctypes, sys
 pid, path, name, byte = sys.argv[1:]
 lib = ctypes.CDLL(path)

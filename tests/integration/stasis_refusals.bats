@@ -118,7 +118,7 @@ unharmed() {
 
 @test "a zombie is told from a living process" {
   local file=$BATS_TEST_TMPDIR/zombie
-  python3 -c 'import os, sys, time
+  python3 -IS -c 'import os, sys, time
 pid = os.fork()
 if pid == 0: os._exit(0)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -271,7 +271,7 @@ END
 
 @test "a unix socket to somebody outside is refused, by us and by CRIU" {
   need_root "CRIU"
-  python3 -c 'import socket, sys, time
+  python3 -IS -c 'import socket, sys, time
 server = socket.socket(socket.AF_UNIX); server.bind(sys.argv[1]); server.listen()
 a, _ = server.accept(); time.sleep(120)' "$BATS_TEST_TMPDIR/socket" 3>&- &
   at_end_kill $!
@@ -299,7 +299,7 @@ a, _ = server.accept(); time.sleep(120)' "$BATS_TEST_TMPDIR/socket" 3>&- &
 # with_descriptor PYTHON: starts a target that has the descriptor of `s` open.
 with_descriptor() {
   TARGET_STATUS=$BATS_TEST_TMPDIR/fd.status TARGET_LOG=$BATS_TEST_TMPDIR/fd.log
-  (exec_on_gpu setsid python3 -c "import os, sys
+  (exec_on_gpu setsid python3 -IS -c "import os, sys
 $1
 os.set_inheritable(s.fileno(), True)
 os.execvp('stasis-workload', ['stasis-workload', 'idle', '--status', sys.argv[2]])" \
@@ -312,7 +312,7 @@ os.execvp('stasis-workload', ['stasis-workload', 'idle', '--status', sys.argv[2]
 @test "a process that somebody traces is not dumped, and runs on" {
   need_root "CRIU"
   start_target idle
-  python3 - "$TARGET" >"$BATS_TEST_TMPDIR/traced" 2>&1 3>&- <<'END' &
+  python3 -IS - "$TARGET" >"$BATS_TEST_TMPDIR/traced" 2>&1 3>&- <<'END' &
 import ctypes, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 print(libc.ptrace(0x4206, int(sys.argv[1]), 0, 0), flush=True)  # PTRACE_SEIZE

@@ -26,10 +26,10 @@ os.execvp(sys.argv[1], sys.argv[1:])'
   local tell='import os, signal, sys
 there = [n for n in range(3) if os.path.exists(f"/proc/self/fd/{n}")]
 print(there, int(signal.getsignal(signal.SIGCHLD)), file=sys.stderr)'
-  capture python3 -c "$how" python3 -c "$tell"
+  capture python3 -IS -c "$how" python3 -IS -c "$tell"
   local before=$err
   assert_equal "$before" $'[2] 1\n'
-  capture python3 -c "$how" stasis run -- python3 -c "$tell"
+  capture python3 -IS -c "$how" stasis run -- python3 -IS -c "$tell"
   assert_equal "$err" "$before"
 }
 
@@ -51,9 +51,9 @@ library = ctypes.CDLL(None, use_errno=True)
 print(0 if library.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else ctypes.get_errno())'
 
 @test "run --no-io-uring: the program and all that it starts find none, also after a restore" {
-  capture stasis run -- python3 -c "$ask_for_io_uring"
+  capture stasis run -- python3 -IS -c "$ask_for_io_uring"
   [[ $out == $'0\n' ]] || skip "the kernel allows no io_uring"
-  capture stasis run --no-io-uring -- sh -c 'python3 -c "$1" | cat' x "$ask_for_io_uring"
+  capture stasis run --no-io-uring -- sh -c 'python3 -IS -c "$1" | cat' x "$ask_for_io_uring"
   assert_equal "$out" $'38\n' # ENOSYS
   need_root "CRIU"
   TARGET_STATUS=$BATS_TEST_TMPDIR/filtered TARGET_LOG=$BATS_TEST_TMPDIR/filtered.log

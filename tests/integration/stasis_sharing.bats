@@ -301,7 +301,7 @@ END
   local unheard=$BATS_TEST_TMPDIR/unheard way child LIKE=''
   start_ranks 2
   for child in "${CHILDREN[@]}"; do
-    timeout 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" unheard "$unheard.$child" 3>&- &
+    timeout 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$child" unheard "$unheard.$child" 3>&- &
     wait_until 60 test -e "$unheard.$child"
   done
   for way in "" --path=driver; do
@@ -314,7 +314,7 @@ END
   done
   for child in "${CHILDREN[@]}"; do
     rm "$unheard.$child"
-    wait_until 60 python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" heard
+    wait_until 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$child" heard
   done
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
@@ -346,7 +346,7 @@ END
   local way child LIKE=''
   start_ranks 2
   for child in "${CHILDREN[@]}"; do
-    python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" version 9
+    python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$child" version 9
   done
   for way in "" --path=driver; do
     # shellcheck disable=SC2086 # or no argument
@@ -356,7 +356,7 @@ END
     target_goes_on
   done
   for child in "${CHILDREN[@]}"; do
-    python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" version 4
+    python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$child" version 4
   done
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
@@ -401,7 +401,7 @@ stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/statu
   assert_equal "$status" 137
   sleep 0.5 # agents look for their peer each tenth of a second
   for child in "${CHILDREN[@]}"; do
-    assert_equal "$(python3 "$BATS_TEST_DIRNAME/agent_page.py" "$child" state)" 4 "filling, process $child"
+    assert_equal "$(python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$child" state)" 4 "filling, process $child"
   done
   done_by recover --all
   target_goes_on

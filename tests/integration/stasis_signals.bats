@@ -269,7 +269,7 @@ interrupt_settling() {
 # parent is in another one of the session. Its number is in FILE, its status at its end in FILE.status.
 can_be_stopped() {
   setsid bash -c 'file=$1; shift
-    python3 -c "import os, sys
+    python3 -IS -c "import os, sys
 os.setpgid(0, 0)
 os.execvp(sys.argv[1], sys.argv[1:])" stasis "$@" >/dev/null & echo $! >"$file"
     wait $!; echo $? >"$file.status"' bash "$@" 3>&- &

@@ -63,7 +63,7 @@ END
 @test "an image of before, without a word on sockets, is restored" {
   start_target memory --size 1M
   dump_it
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'del m["socket_state"]'
+  python3 -IS "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'del m["socket_state"]'
   restore_it
   target_goes_on
   restored_verifies
@@ -107,7 +107,7 @@ if min(libc.syscall(248, b"user", b"stasis-test", b"v", 1, which) for which in (
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "${CHILDREN[@]}"
   dump_it --tcp-established --network-lock skip
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" '
+  python3 -IS "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" '
 one = [s for s in m["socket_state"]["sockets"] if s["memberships"]][0]
 one["memberships"][0]["interface"] = "none"; one["options"].append("6:18:01000000")
 m["socket_state"]["sockets"].append({**one, "descriptor": 1, "memberships": []})'
@@ -193,7 +193,7 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   rm -f "$BATS_TEST_TMPDIR"/{names,rounds}
   wait_until 60 test -s "$BATS_TEST_TMPDIR/rounds"
   assert_equal "$(<"$BATS_TEST_TMPDIR/names")" "10.99.0.2 ::ffff:10.99.0.2 10.99.0.2 0.0.0.0 10.99.0.2 10.99.0.2"
-  python3 -c 'import socket, sys; socket.create_connection(("10.99.0.2", int(sys.argv[1])), 5)' "$port"
+  python3 -IS -c 'import socket, sys; socket.create_connection(("10.99.0.2", int(sys.argv[1])), 5)' "$port"
   # The image is as it was.
   capture stasis verify "$image"
   ((status == 0))
@@ -263,7 +263,7 @@ dumped_while_it_connects() {
 
 @test "a connection out of the job that comes when its dump has begun is not kept without consent" {
   # A server outside of the tree, of the kernel alone: no process has to accept.
-  python3 -c 'import socket, time
+  python3 -IS -c 'import socket, time
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 time.sleep(300)' >"$BATS_TEST_TMPDIR/port" 3>&- &

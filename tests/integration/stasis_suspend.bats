@@ -55,7 +55,7 @@ teardown() { end_stasis; }
   at_end_kill $!
   wait_until 60 has_lines 3 '}$'
   kill $!
-  python3 -c 'import json, sys; assert all(json.loads(line)["processes"][0]["gpus"] == [0] for line in open(sys.argv[1]))' "$said"
+  python3 -IS -c 'import json, sys; assert all(json.loads(line)["processes"][0]["gpus"] == [0] for line in open(sys.argv[1]))' "$said"
 }
 
 @test "ps --watch asks one that does not answer once, not at each look" {

@@ -47,7 +47,7 @@ b_runs() { in_state running "$B"; in_state checkpointed "$A"; TARGET_STATUS=$B_S
     TARGET_STATUS=$A_STATUS target_goes_on
     STASIS_SIM_FAULTS="lock:delay=300ms pid=$A" done_by swap "$A" "$B" --json --trace "$trace"
     assert_equal "$(json 'd["suspended"]["path"], d["at_once"]')" "$path True"
-    python3 - "$trace" "$A" "$B" "$path" <<'END'
+    python3 -IS - "$trace" "$A" "$B" "$path" <<'END'
 import json, sys
 trace, out, into, path = sys.argv[1:]
 events = json.load(open(trace))["traceEvents"]
@@ -96,7 +96,7 @@ END
 
 # side FILE NAME CATEGORY:NAME...: what one process of a trace has done, the one of that name.
 side() {
-  python3 -c "import json, sys
+  python3 -IS -c "import json, sys
 events = json.load(open(sys.argv[1]))['traceEvents']
 pids = [e['pid'] for e in events if e['name'] == 'process_name' and e['args']['name'] == 'stasis ' + sys.argv[2]]
 assert len(pids) == 1, (sys.argv[2], pids, [e for e in events if e['ph'] == 'M'])
@@ -184,7 +184,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
 @test "Ctrl-C twice ends a swap whose second program does not answer any more" {
   local tool inner status=0
   LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so two_servers 100M
-  python3 "$BATS_TEST_DIRNAME/agent_page.py" "$B" stop-filling 3>&- &
+  python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$B" stop-filling 3>&- &
   at_end_kill $!
   sleep 1 # it watches
   timeout 100 stasis swap "$A" "$B" >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &

@@ -13,7 +13,7 @@ teardown() { end_stasis; }
 # till then in .../tty. With IGNORE_HUP=1 as under nohup. With STOP_FOR=SECONDS it is stopped for so long before, and
 # meets the hang-up wherever it was.
 on_a_terminal() {
-  timeout 120 python3 - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
+  timeout 120 python3 -IS - "$BATS_TEST_TMPDIR" "$@" <<'PY' 3>&-
 import os, pty, re, select, signal, sys, time
 folder, seconds, command = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
 tool, terminal = pty.fork()
@@ -295,7 +295,7 @@ lost() {
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $TARGET]")" "['stopped']"
   assert_equal "$(json "[p['reason'] != '' for p in d['processes'] if p['pid'] == $TARGET]")" "[True]"
   kill -CONT "$TARGET"
-  python3 - "$TARGET" "$BATS_TEST_TMPDIR/traced" <<'PY' 3>&- &
+  python3 -IS - "$TARGET" "$BATS_TEST_TMPDIR/traced" <<'PY' 3>&- &
 import ctypes, os, sys, time
 libc, target = ctypes.CDLL(None), int(sys.argv[1])
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
@@ -359,7 +359,7 @@ ps_says() { [[ $(timeout 60 stasis ps -q) =~ $TARGET.*\ $1\  ]]; }
 }
 # Nothing but text and line ends, in $out and $err.
 harmless() {
-  python3 -c 'import sys, unicodedata
+  python3 -IS -c 'import sys, unicodedata
 sys.exit(any(unicodedata.category(c) in ("Cc", "Cs") and c != "\n" for c in sys.argv[1] + sys.argv[2]))' "$out" "$err"
 }
 
