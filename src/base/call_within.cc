@@ -214,10 +214,11 @@ KeptCallThread::~KeptCallThread() { t_kept = before_; }
 
 CallThread* KeptCallThread::current() { return kept(); }
 
-std::vector<bool> run_within_each(std::vector<Pid> processes,
-                                  std::function<void(std::size_t)> work, HeldUpBy cause) {
+std::vector<bool> run_within_each(std::vector<Pid> processes, std::function<void(std::size_t)> work,
+                                  HeldUpBy cause) {
   std::vector<bool> came(processes.size(), false);
-  const auto calls = std::make_shared<const Calls>(Calls{std::move(processes), cause, std::move(work)});
+  const auto calls =
+      std::make_shared<const Calls>(Calls{std::move(processes), cause, std::move(work)});
   CallThread own;
   CallThread& thread = kept() != nullptr ? *kept() : own;
   for (std::size_t i = 0; i < came.size();) {
@@ -235,7 +236,8 @@ std::vector<bool> run_within_each(std::vector<Pid> processes,
 }
 
 bool run_within(Pid process, std::function<void()> work, HeldUpBy cause) {
-  return run_within_each({process}, [work = std::move(work)](std::size_t) { work(); }, cause)
+  return run_within_each(
+             {process}, [work = std::move(work)](std::size_t) { work(); }, cause)
       .front();
 }
 
