@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "base/listing.h"
+#include "base/printable.h"
 #include "proc/descriptors.h"
 
 namespace stasis {
@@ -318,6 +319,34 @@ class Search {
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const ProcFs& procfs,
                                              std::span<const ProcessInfo> processes) {
   return Search(driver, procfs).run(processes);
+}
+
+Result<std::vector<Obstacle>> find_rdma(const ProcFs& procfs,
+                                        std::span<const ProcessInfo> processes) {
+  constexpr std::string_view kVerbs = "/dev/infiniband/uverbs";
+  std::vector<Obstacle> found;
+  for (const ProcessInfo& info : processes) {
+    std::string device;
+    auto files = procfs.open_files(info.pid);
+    if (!files && files.error().code == ErrorCode::kNoSuchProcess) continue;
+    STASIS_TRY(files);
+    for (const proc::OpenFile& file : *files)
+      if (device.empty() && file.path.starts_with(kVerbs)) device = file.path;
+    auto mappings = procfs.mappings(info.pid);
+    if (!mappings && mappings.error().code == ErrorCode::kNoSuchProcess) continue;
+    STASIS_TRY(mappings);
+    for (const proc::Mapping& mapping : *mappings)
+      if (device.empty() && mapping.path.starts_with(kVerbs)) device = mapping.path;
+    if (device.empty()) continue;
+    found.push_back({"rdma", Severity::kRed, info.pid,
+                     fmt::format("an RDMA device ({}), by which a network adapter may read and "
+                                 "write its memory while it stands still",
+                                 printable(device)),
+                     "start all ranks with NCCL_IB_DISABLE=1 in their environment, so that NCCL "
+                     "uses sockets",
+                     Override::kIgnoreObstacles});
+  }
+  return found;
 }
 
 std::uint64_t managed_bytes(std::span<const proc::Mapping> mappings) {

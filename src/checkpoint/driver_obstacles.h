@@ -26,6 +26,11 @@ namespace stasis {
 Result<std::vector<Obstacle>> find_obstacles(Driver& driver, const proc::ProcFs& procfs,
                                              std::span<const proc::ProcessInfo> processes);
 
+// Which of these have RDMA devices (verbs of InfiniBand, RoCE, EFA) open or mapped. Whether there
+// are connections over them, and what GPU memory an adapter may write to, cannot be seen in /proc.
+Result<std::vector<Obstacle>> find_rdma(const proc::ProcFs& procfs,
+                                        std::span<const proc::ProcessInfo> processes);
+
 // Is it one of several ranks of NCCL on this host? Errors of ProcFs.
 Result<bool> has_nccl_peers(const proc::ProcFs& procfs, Pid pid);
 

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,6 +48,33 @@ TEST(DriverObstacles, AThreadInStrictModeIsOne) {
     ::usleep(1000);
   }
   EXPECT_EQ(found, std::vector<std::string>{"seccomp-strict"});
+}
+
+// A device of a /proc of our own making: there may be none here.
+TEST(DriverObstacles, AnRdmaDeviceIsOneOfAGroup) {
+  namespace fs = std::filesystem;
+  std::string name = testing::TempDir() + "rdma_XXXXXX";
+  ASSERT_NE(::mkdtemp(name.data()), nullptr);
+  const proc::ProcFs procfs(name);
+  std::vector<proc::ProcessInfo> infos;
+  for (const int pid : {11, 12, 13}) {
+    const fs::path folder = fs::path(name) / std::to_string(pid);
+    fs::create_directories(folder / "fd");
+    fs::create_symlink(pid == 11 ? "/dev/infiniband/uverbs0" : "/dev/infiniband/rdma_cm",
+                       folder / "fd/7");
+    std::ofstream(folder / "maps") << "7f0000000000-7f0000001000 -w-s 00000000 00:05 12 "
+                                   << (pid == 12 ? "/dev/infiniband/uverbs1" : "/dev/zero") << "\n";
+    infos.emplace_back().pid = Pid{pid};
+  }
+  const auto found = find_rdma(procfs, infos);
+  ASSERT_TRUE(found) << found.error().to_string();
+  ASSERT_EQ(found->size(), 2U);
+  EXPECT_EQ(found->front().pid, Pid{11});
+  EXPECT_EQ(found->back().pid, Pid{12});
+  EXPECT_EQ(found->back().id.name(), "rdma");
+  EXPECT_NE(found->back().what.find("/dev/infiniband/uverbs1"), std::string::npos);
+  EXPECT_NE(found->back().remedy.find("NCCL_IB_DISABLE=1"), std::string::npos);
+  fs::remove_all(name);
 }
 
 }  // namespace

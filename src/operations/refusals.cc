@@ -38,6 +38,20 @@ Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupM
   return fail(std::move(why));
 }
 
+Result<void> refuse_rdma(const Environment& env, const Group& group, bool ignore) {
+  const auto infos = group.infos();
+  STASIS_TRY_ASSIGN(const auto found, find_rdma(proc::ProcFs(), infos));
+  if (found.empty()) return {};
+  Error why = describe_obstacles(found, infos);
+  if (ignore) {
+    env.tell("ignored, as asked: " + why.message);
+    return {};
+  }
+  why.remedy +=
+      fmt::format("; if it has no connections by them: {}", option_of(Override::kIgnoreObstacles));
+  return fail(std::move(why));
+}
+
 namespace {
 
 // The threads of a process that is traced cannot be kept still.

@@ -14,6 +14,10 @@ namespace stasis {
 // told and no more.
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore);
 
+// Refuses processes of a part of a job of several nodes that have RDMA devices open: an adapter
+// goes on with memory that no other part may touch. kNotSupported; with `ignore` it is told.
+Result<void> refuse_rdma(const Environment& env, const Group& group, bool ignore);
+
 // kBusy of a member with CUDA whose threads could not be stopped, as of one that waits in vfork(2):
 // the others would stand still while the tool waits for it.
 Result<void> refuse_unstoppable(const Group& group);

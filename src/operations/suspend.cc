@@ -27,6 +27,10 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear)
     return fail(told(options.part, std::move(clear.error())));
   Group& group = opened->group;
+  if (options.part != nullptr) {
+    if (auto clear = refuse_rdma(env, group, options.ignore_obstacles); !clear)
+      return fail(told(options.part, std::move(clear.error())));
+  }
   STASIS_TRY(refuse_unstoppable(group));
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
   how.part = options.part;

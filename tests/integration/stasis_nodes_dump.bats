@@ -11,7 +11,11 @@ setup() {
   unshare --pid --fork --mount-proc --net --uts true 2>/dev/null || skip "no namespaces can be made here"
   group=$BATS_TEST_TMPDIR/group
 }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  # Of a test: a folder of real devices is not empty.
+  rmdir /dev/infiniband 2>/dev/null || true
+}
 
 no_image() {
   local i
@@ -71,6 +75,22 @@ there_and_back() {
 @test "a job of three nodes is dumped and restored together twenty times" {
   start_joined_nodes 3 --size 256K --talk
   there_and_back 20
+}
+
+# A stand-in: RDMA devices are told by their name.
+@test "a part with an RDMA device open is refused, and all go on" {
+  BEFORE_RANK='[[ $1 == 0 ]] || { mkdir -p /dev/infiniband; mount -t tmpfs rdma /dev/infiniband; exec 9<>/dev/infiniband/uverbs0; }' \
+    start_joined_nodes 2 --size 256K
+  together 8 suspend --timeout 5s
+  said 0 "part node1"
+  said 1 "NCCL_IB_DISABLE=1"
+  together 8 dump --timeout 5s
+  all_go_on
+  none_is_free
+  together 0 suspend --timeout 30s --ignore-obstacles
+  together 0 resume
+  all_go_on
+  joined_verify
 }
 
 @test "connections that lead to none of the parts: refused, unless the user keeps or drops them" {

@@ -131,7 +131,7 @@ cut_off() { at_hub ip link set "port$1" down; }
 join_again() { at_hub ip link set "port$1" up; }
 
 # start_joined_nodes COUNT [ARGUMENT...]: with a rank each, which meet by TCP in every round; RANK_PRELOAD
-# is their LD_PRELOAD.
+# is their LD_PRELOAD, BEFORE_RANK what the shell of a node ($1) does before.
 start_joined_nodes() {
   local count=$1 i unshare
   shift
@@ -149,6 +149,7 @@ start_joined_nodes() {
         while [[ ! -e $3/go ]]; do sleep 0.05; done
         # A number that a tool of the restore does not have.
         echo 3000 >/proc/sys/kernel/ns_last_pid
+        eval "${BEFORE_RANK:-}"
         LD_PRELOAD=$4 setsid stasis-workload rank --meeting tcp:10.77.0.1:7000 --rank "$1" --ranks "$2" \
           --seed 7 --pause-ms 2 --status "$3/status$1.0" "${@:5}" </dev/null >"$3/rank$1.log" 2>&1 &
         echo $! >"$3/pid$1"
