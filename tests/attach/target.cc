@@ -273,17 +273,18 @@ void share(const char* path) {
   ::unlink(path);
 }
 
-// The unused end of all code before the library's, so that the library's is the first with room for
-// a system call of the tool's.
+// The last byte of all code before the library's, where it is not in use, so that the library's is
+// the first with room for a system call of the tool's.
 void fill_code_before(const char* library) {
-  const std::string full(1024, '\xcc');
   std::ifstream maps("/proc/self/maps");
   std::fstream memory("/proc/self/mem", std::ios::in | std::ios::out | std::ios::binary);
   for (std::string line; std::getline(maps, line) && line.find(library) == std::string::npos;) {
     if (line.find(" r-xp ") == std::string::npos || line.find('/') == std::string::npos) continue;
     const auto end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
-    memory.seekp(static_cast<std::streamoff>(end - full.size()));
-    RIGHT(static_cast<bool>(memory.write(full.data(), 1024).flush()));
+    memory.seekg(static_cast<std::streamoff>(end - 1));
+    if (memory.get() != 0) continue;
+    memory.seekp(static_cast<std::streamoff>(end - 1));
+    RIGHT(static_cast<bool>(memory.put('\xcc').flush()));
   }
 }
 
