@@ -1,11 +1,14 @@
 // Virtual memory management by the program itself: its handles are the agent's.
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
 #include <optional>
 
+#include "abi/agent_thread.h"
 #include "activation.h"
 #include "agent.h"
 #include "copy_ahead.h"
@@ -348,12 +351,22 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
 }
 
 // A descriptor of the memory for other devices: dma-buf.
+namespace {
+
+// Which closes what it gets at once (attach/gpu_survey.h).
+bool is_a_tools_thread() {
+  std::array<char, 16> name{};
+  return ::prctl(PR_GET_NAME, name.data()) == 0 && std::strcmp(name.data(), kInsideThread) == 0;
+}
+
+}  // namespace
+
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::size_t size,
                                        unsigned type, unsigned long long flags) {
   const Gate::Pass pass;
   const SharingCall sharing;
   const auto result = driver().cuMemGetHandleForAddressRange(handle, address, size, type, flags);
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS || is_a_tools_thread()) return result;
   CUdeviceptr base = address;
   std::size_t whole = 0;
   driver().cuMemGetAddressRange_v2(&base, &whole, address);

@@ -7,4 +7,8 @@ namespace stasis {
 // it can be let run while the program's own threads are kept still (proc/parking.h).
 inline constexpr char kAgentThread[] = "stasis-agent";
 
+// Of a thread by which a tool asks the driver in a process that it looks at
+// (attach/inside_code.cc).
+inline constexpr char kInsideThread[] = "stasis-inside";
+
 }  // namespace stasis
