@@ -306,6 +306,28 @@ TEST_F(AgentManaged, AnAddressThatIsTakenMeanwhileIsWaitedFor) {
   EXPECT_TRUE(holds(address, kMiB, 3));
 }
 
+TEST_F(AgentManaged, SmallPiecesTakeTheHostsMemoryByPages) {
+  constexpr std::size_t kPieces = 64;
+  std::vector<CUdeviceptr> pieces;
+  for (std::size_t i = 0; i < kPieces; ++i) {
+    pieces.push_back(allocated(5000));
+    fill(pieces.back(), 5000, static_cast<unsigned char>(i + 1));
+  }
+  // Two pages each, for which the driver gives two back: no more counts as taken, and no more is.
+  EXPECT_FALSE(save_managed(8191).ok());
+  ASSERT_TRUE(save_managed(8192).ok());
+  std::size_t pages = 0;
+  for (const auto piece : pieces) {
+    std::vector<unsigned char> resident(2 * kMiB / 4096);
+    ASSERT_EQ(::mincore(bytes_at(piece), 2 * kMiB, resident.data()), 0);
+    pages += static_cast<std::size_t>(std::count(resident.begin(), resident.end(), 1));
+  }
+  EXPECT_EQ(pages, kPieces * 2);
+  ASSERT_TRUE(retake_managed().ok());
+  for (std::size_t i = 0; i < kPieces; ++i)
+    EXPECT_TRUE(holds(pieces[i], 5000, static_cast<unsigned char>(i + 1)));
+}
+
 TEST_F(AgentManaged, WhatTheHostHasNoRoomForStays) {
   const CUdeviceptr address = allocated(8 * kMiB);
   fill(address, 8 * kMiB, 4);

@@ -58,11 +58,16 @@ class Pagemap {
   const int fd_;
 };
 
-std::byte* map_content(std::size_t bytes) {
-  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+// Of what has less than a block a large page would take 512 times what is needed: 1,000 pieces of
+// 4 KiB took 2 GiB.
+bool takes_large_pages(const Managed& managed) { return managed.asked >= kBlock; }
+
+std::byte* map_content(const Managed& managed) {
+  void* at = ::mmap(nullptr, managed.size, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return nullptr;
-  ::madvise(at, bytes, MADV_HUGEPAGE);
+  // All of it alike, as mremap() moves one mapping.
+  ::madvise(at, managed.size, takes_large_pages(managed) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   return static_cast<std::byte*>(at);
 }
 
@@ -84,11 +89,16 @@ bool move_content(std::byte* from, std::size_t bytes, std::byte* to) {
   return false;
 }
 
-// Takes a block's room; false if there is none.
-bool take_room(std::atomic<std::uint64_t>& room) {
+// What the content of a block takes of the host's memory.
+std::size_t room_for_block(const Managed& managed) {
+  return takes_large_pages(managed) ? kBlock : (managed.asked + kPage - 1) / kPage * kPage;
+}
+
+// False if there is not as much.
+bool take_room(std::atomic<std::uint64_t>& room, std::size_t bytes) {
   auto left = room.load();
-  while (left >= kBlock)
-    if (room.compare_exchange_weak(left, left - kBlock)) return true;
+  while (left >= bytes)
+    if (room.compare_exchange_weak(left, left - bytes)) return true;
   return false;
 }
 
@@ -108,8 +118,10 @@ Outcome copy_out(CUdeviceptr address, Managed& managed, std::byte* content, cons
       if (const auto read = bounce.out(address + at, bytes, found); !read.ok()) return read;
     }
     if (is_zero(found, bytes)) return {};
-    if (!take_room(left)) return {CUDA_ERROR_OUT_OF_MEMORY, "room for managed memory on the host"};
-    if (managed.on_cpu[index]) from_cpu += kBlock;
+    const std::size_t needed = room_for_block(managed);
+    if (!take_room(left, needed))
+      return {CUDA_ERROR_OUT_OF_MEMORY, "room for managed memory on the host"};
+    if (managed.on_cpu[index]) from_cpu += needed;
     std::memcpy(content + at, found, bytes);
     return {};
   };
@@ -223,7 +235,7 @@ Outcome retake(CUdeviceptr address, Managed& managed) {
 
 Outcome save(CUdeviceptr address, Managed& managed, std::uint64_t& room) {
   const CurrentContext current(managed.context);
-  std::byte* content = map_content(managed.size);
+  std::byte* content = map_content(managed);
   if (!content) return {CUDA_ERROR_OUT_OF_MEMORY, "mmap"};
   Outcome outcome;
   {
