@@ -328,6 +328,16 @@ TEST_F(AgentManaged, SmallPiecesTakeTheHostsMemoryByPages) {
     EXPECT_TRUE(holds(pieces[i], 5000, static_cast<unsigned char>(i + 1)));
 }
 
+TEST_F(AgentManaged, WhatIsAllocatedBesideACaptureLeaves) {
+  allocated(4096);
+  auto* stream = reinterpret_cast<CUstream>(0x77);
+  fake().stream_contexts[stream] = context_;
+  EXPECT_EQ(own::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
+  allocated(4096);
+  EXPECT_EQ(managed_areas(), 2);
+  EXPECT_EQ(own::cuStreamEndCapture(stream, nullptr), CUDA_SUCCESS);
+}
+
 TEST_F(AgentManaged, WhatTheHostHasNoRoomForStays) {
   const CUdeviceptr address = allocated(8 * kMiB);
   fill(address, 8 * kMiB, 4);

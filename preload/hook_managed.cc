@@ -39,17 +39,18 @@ std::uintptr_t free_area() {
   return (from + kManagedArea - 1) / kManagedArea * kManagedArea;
 }
 
+enum Steering { kUnknown, kYes, kNo };
+std::atomic<int> g_steering{kUnknown};
+
 // Whether this driver can be brought to allocate where it is wanted: tried once in a process, with
 // a piece of an area that nothing ever touches.
 bool can_be_steered() {
   // Its mmap() is not the agent's where that came later.
   if (is_attached()) return false;
-  enum Answer { kUnknown, kYes, kNo };
-  static std::atomic<int> known{kUnknown};
   // Another thread may take the address in between, also one that tries as well; and a failure of
   // the driver's says nothing of it.
   for (int attempt = 0; attempt < 5; ++attempt) {
-    const int answer = known.load(std::memory_order_relaxed);
+    const int answer = g_steering.load(std::memory_order_relaxed);
     if (answer != kUnknown) return answer == kYes;
     const std::uintptr_t address = free_area();
     if (address == 0) break;
@@ -64,11 +65,17 @@ bool can_be_steered() {
     if (result != CUDA_SUCCESS) continue;
     driver().cuMemFree_v2(got);
     if (got == address)
-      known.store(kYes, std::memory_order_relaxed);
+      g_steering.store(kYes, std::memory_order_relaxed);
     else if (int unknown = kUnknown; attempt == 4 || used)
-      known.compare_exchange_strong(unknown, kNo, std::memory_order_relaxed);
+      g_steering.compare_exchange_strong(unknown, kNo, std::memory_order_relaxed);
   }
-  return known.load(std::memory_order_relaxed) == kYes;
+  return g_steering.load(std::memory_order_relaxed) == kYes;
+}
+
+// While a stream is captured nothing is tried: the driver is called as the program calls it.
+bool is_no_time_to_try() {
+  return tables().captures.load(std::memory_order_relaxed) != 0 &&
+         g_steering.load(std::memory_order_relaxed) != kYes;
 }
 
 // Each is a mapping of its own, of which a process may have 65530 (vm.max_map_count).
@@ -153,7 +160,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned fla
   const Gate::Pass pass;
   CUcontext context = nullptr;
   if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
-      !is_concurrent() || tables().captures.load(std::memory_order_relaxed) != 0)
+      is_no_time_to_try() || !is_concurrent())
     return driver().cuMemAllocManaged(pointer, bytes, flags);
   if (const auto address = allocate_alone(context, bytes, flags)) {
     *pointer = address;
