@@ -161,10 +161,62 @@ TEST_F(AgentManaged, AdviceForMoreTakesThePlaceOfAdviceForLess) {
   fake().advice.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(
+      fake().advice,
+      (std::vector<Advice>{{address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1},
+                           {address, 4096, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0},
+                           {address + 8192, 8 * kMiB - 8192, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0},
+                           {address + 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0}}));
+}
+
+TEST_F(AgentManaged, APlaceIsToldByItsKind) {
+  const CUdeviceptr address = allocated(8 * kMiB);
+  // The first as a number is what the second GPU's ordinal is.
+  const std::uint64_t first_gpu = CU_MEM_LOCATION_TYPE_DEVICE;
+  own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1);
+  own::cuMemAdvise_v2(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, first_gpu);
+  fake().advice.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().advice.size(), 2U);
+  // And the same GPU by both ways is one.
+  own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_UNSET_ACCESSED_BY, 0);
+  fake().advice.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
   EXPECT_EQ(fake().advice,
-            (std::vector<Advice>{{address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1},
-                                 {address, 8 * kMiB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0},
-                                 {address + 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0}}));
+            (std::vector<FakeDriver::Advice>{{address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1},
+                                             {address, 4096, CU_MEM_ADVISE_UNSET_ACCESSED_BY, 0}}));
+}
+
+TEST_F(AgentManaged, WhatIsSaidOfEachPageTakesNoLookAtAllOfThem) {
+  const CUdeviceptr address = allocated(200 * kMiB);
+  for (std::size_t at = 0; at < 5000; ++at)
+    own::cuMemAdvise(address + at * 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+  // Beside many pieces of advice the last prefetch is known.
+  own::cuMemPrefetchAsync(address, kMiB, 0, nullptr);
+  fake().advice.clear();
+  fake().prefetched.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  EXPECT_EQ(fake().advice.size(), 5000U);
+  EXPECT_EQ(fake().prefetched.size(), 1U);
+}
+
+TEST_F(AgentManaged, APartThatWasBroughtElsewhereLaterIsNotBroughtBack) {
+  const CUdeviceptr address = allocated(8 * kMiB);
+  fill(address, 8 * kMiB, 3);
+  using Advice = FakeDriver::Advice;
+  own::cuMemPrefetchAsync(address, 8 * kMiB, kDeviceCpu, nullptr);
+  own::cuMemPrefetchAsync(address + 2 * kMiB + 5, kMiB, 0, nullptr);
+  fake().prefetched.clear();
+  ASSERT_TRUE(save_managed().ok());
+  ASSERT_TRUE(retake_managed().ok());
+  const CUdeviceptr behind = address + 3 * kMiB + 4096;
+  EXPECT_EQ(fake().prefetched,
+            (std::vector<Advice>{{address + 2 * kMiB + 5, kMiB, {}, 0},
+                                 {address, 2 * kMiB, {}, kDeviceCpu},
+                                 {behind, address + 8 * kMiB - behind, {}, kDeviceCpu}}));
 }
 
 TEST_F(AgentManaged, WhereTheProcessorMayNotTouchItWhileTheGpuWorksItIsTheDrivers) {

@@ -16,6 +16,7 @@
 
 #include "driver_calls.h"
 #include "eviction.h"
+#include "hints.h"
 #include "pools.h"
 #include "small_memory.h"
 
@@ -132,21 +133,6 @@ struct SmallUnit {
   std::uint64_t number = next_number();
 };
 
-// What the program has said of managed memory, to be said again; in the order in which it was.
-struct Hint {
-  enum class Kind { kAdvice, kPrefetch, kAttach };
-  Kind kind = Kind::kAdvice;
-  cuda::CUdeviceptr address = 0;
-  std::size_t size = 0;
-  unsigned what = 0;           // the advice, or the flags of the call
-  std::uint64_t location = 0;  // as it was given
-  bool is_location = false;    // a CUmemLocation; otherwise a device's ordinal
-  cuda::CUstream stream = nullptr;
-  cuda::CUcontext context = nullptr;  // the stream's
-  // Whether nothing of it holds any more once `later` is said.
-  bool is_overtaken_by(const Hint& later) const;
-};
-
 // Managed memory that the agent can free and allocate again where it was: alone in an area of the
 // driver's (managed.h).
 struct Managed {
@@ -154,7 +140,7 @@ struct Managed {
   std::size_t size = 0;
   cuda::CUcontext context = nullptr;
   unsigned flags = 0;
-  std::vector<Hint> hints;
+  Hints hints;
   std::uint64_t number = next_number();
   // While it is away: where its content is, which is its own address unless that was taken.
   void* saved = nullptr;

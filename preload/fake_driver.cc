@@ -123,6 +123,10 @@ CUresult advise(CUdeviceptr address, std::size_t size, CUmem_advise advice, CUde
   g_fake.advice.push_back({address, size, advice, device});
   return CUDA_SUCCESS;
 }
+CUresult advise_for_place(CUdeviceptr address, std::size_t size, CUmem_advise advice,
+                          std::uint64_t location) {
+  return advise(address, size, advice, static_cast<CUdevice>(location >> 32));
+}
 CUresult prefetch(CUdeviceptr address, std::size_t size, CUdevice device, CUstream) {
   ENTER(cuMemPrefetchAsync);
   g_fake.prefetched.push_back({address, size, {}, device});
@@ -518,6 +522,7 @@ const DriverCalls& calls() {
     all.cuMemAllocPitch_v2 = &alloc_pitch;
     all.cuMemAllocManaged = &alloc_managed;
     all.cuMemAdvise = &advise;
+    all.cuMemAdvise_v2 = &advise_for_place;
     all.cuStreamAttachMemAsync = &attach_to_stream;
     all.cuMemPrefetchAsync = &prefetch;
     all.cuMemcpyHtoD_v2 = &copy_to_device;

@@ -124,7 +124,7 @@ Gone take_out(CUcontext context, std::uint64_t number) {
   std::erase_if(tables().managed, [&](const auto& entry) { return goes(entry.second); });
   // What another context's memory was attached to has gone.
   for (auto& [address, managed] : tables().managed)
-    std::erase_if(managed.hints, [&](const Hint& hint) { return hint.context == context; });
+    managed.hints.forget([&](const Hint& hint) { return hint.context == context; });
   tables().spares.erase(context);
   // The program cannot end a capture in a stream that is gone.
   std::erase_if(tables().capturing,

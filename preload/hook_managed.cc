@@ -17,16 +17,6 @@ namespace stasis::preload {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
-bool Hint::is_overtaken_by(const Hint& later) const {
-  const bool is_within = address >= later.address && address + size <= later.address + later.size;
-  if (kind != later.kind || !is_within) return false;
-  if (kind != Kind::kAdvice) return true;
-  // Each advice is said and taken back by neighbours: 1 and 2, 3 and 4, 5 and 6.
-  const bool of_one_kind = (what + 1) / 2 == (later.what + 1) / 2;
-  const bool by_place = (what + 1) / 2 == CU_MEM_ADVISE_UNSET_ACCESSED_BY / 2;
-  return of_one_kind && (!by_place || location == later.location);
-}
-
 namespace {
 
 // An address that is free now, for two areas of the driver's.
@@ -132,16 +122,7 @@ bool reaches_behind(CUdeviceptr pointer, std::size_t bytes) {
 void note(const Hint& hint) {
   const TablesLock lock;
   const auto at = managed_at(hint.address);
-  if (at == tables().managed.end()) return;
-  auto& hints = at->second.hints;
-  std::erase_if(hints, [&](const Hint& known) { return known.is_overtaken_by(hint); });
-  hints.push_back(hint);
-  // A program may bring small parts to a device, each time others: the oldest are forgotten.
-  constexpr std::size_t kMostHints = 512;
-  if (hints.size() > kMostHints && hint.kind == Hint::Kind::kPrefetch)
-    std::erase_if(hints, [first = true](const Hint& known) mutable {
-      return known.kind == Hint::Kind::kPrefetch && std::exchange(first, false);
-    });
+  if (at != tables().managed.end()) at->second.hints.add(hint);
 }
 
 }  // namespace
@@ -149,7 +130,7 @@ void note(const Hint& hint) {
 void forget_stream(CUstream stream) {
   const TablesLock lock;
   for (auto& [address, managed] : tables().managed)
-    std::erase_if(managed.hints, [&](const Hint& hint) {
+    managed.hints.forget([&](const Hint& hint) {
       return hint.kind == Hint::Kind::kAttach && hint.stream == stream;
     });
 }
