@@ -262,6 +262,25 @@ counter_there_and_back() {
   nothing_left
 }
 
+# containerd pauses a container before it has it saved, and resumes it afterwards. CRIU thaws it for the plugin.
+@test "runc: a paused container, as containerd has it at a checkpoint, is saved and goes on when it is resumed" {
+  with runc
+  start_workload tree --children 2 --size 8M
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  engine pause "$name"
+  checkpoint --leave-running
+  succeeded
+  grep -q cuda_plugin "$image/inventory.img"
+  engine resume "$name"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  engine delete --force "$name"
+  restore
+  succeeded
+  target_goes_on
+  nothing_left
+}
+
 @test "runc: a checkpoint that fails leaves the container as it was" {
   with runc
   start_workload poll --own-us 20
