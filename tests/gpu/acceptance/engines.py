@@ -17,7 +17,7 @@ import subprocess
 import tarfile
 import time
 
-from .containers import Container, device_nodes, own_files
+from .containers import Container, device_nodes, own_files, remove_cgroups
 from .core import Skip
 
 IMAGE = "localhost/machine:latest"
@@ -199,6 +199,10 @@ runtime = "{runtime}"
 
     def remove(self):
         self._call("rm", "--force", "--time", "0", self.name, seconds=60)
+
+    def kill(self):
+        super().kill()
+        remove_cgroups("conmon")  # podman leaves it, empty
 
 
 class PodmanExport(Podman):
