@@ -748,6 +748,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     std::vector<std::string> not_done;
     for (const auto& [name, seen] : seen_) {
       if (seen.record.stage == PartStage::kDone) continue;
+      // Of one that has failed or says nothing, look_at() makes all go back.
+      if (agrees()) return;
       const bool failed = seen.record.stage == PartStage::kFailed;
       const bool gone = Clock::now() - seen.changed > options_.silence;
       if (!failed && !gone) return;
