@@ -48,7 +48,7 @@ restored_goes_on() {
   has_ahead
   echo "$out" >&2
   # A copy within the GPU, where one of all would be a dozen.
-  (($(json '[int(1000 * p["seconds"]) for p in d["phases"] if p["name"] == "copy in"][0]') < 200))
+  (($(json '[int(1000 * p["seconds"]) for p in d["phases"] if p["name"] == "copy in"][0]') < 360))
   target_goes_on
   restored_goes_on
 }
