@@ -591,10 +591,21 @@ Result<void> unpark_threads(Pid pid) {
 }
 
 bool all_are_parked(const AddressSpace& space, const std::vector<Tid>& spared) {
+  // One that was parked just now comes to wait when it gets a processor.
+  constexpr std::chrono::seconds kComesToWait{1};
+  constexpr std::chrono::milliseconds kPause{1};
+  const auto places = probe(space);
+  if (!places || !any_slot_in_use(space, places->lots)) return false;
+  const auto deadline = Clock::now() + kComesToWait;
   const auto threads = proc::ProcFs().threads(space.pid());
   return std::all_of(threads.begin(), threads.end(), [&](Tid thread) {
-    return std::find(spared.begin(), spared.end(), thread) != spared.end() ||
-           is_parked(space, waiting_of(space.pid(), thread));
+    if (std::find(spared.begin(), spared.end(), thread) != spared.end()) return true;
+    Waiting waiting = waiting_of(space.pid(), thread);
+    while (waiting.running && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPause);
+      waiting = waiting_of(space.pid(), thread);
+    }
+    return is_parked(space, waiting);
   });
 }
 

@@ -39,7 +39,8 @@ Result<void> park_more_threads(Pid pid, const std::vector<Tid>& spared);
 // Sends all parked threads on. No error if there is none. On an error some may still be parked.
 Result<void> unpark_threads(Pid pid);
 
-// Whether all threads of the process but those `spared` are parked.
+// Whether all threads of the process but those `spared` are parked. One that runs is waited for up
+// to a second, for it may be on its way.
 bool all_are_parked(const proc::AddressSpace& space, const std::vector<Tid>& spared);
 
 // Says in the place of the parked threads that what CRIU makes of this process lacks memory that is

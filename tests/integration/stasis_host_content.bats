@@ -119,12 +119,14 @@ suspended_goes_past_criu() {
   done_by suspend "$TARGET"
   # Left as it was, which is suspended.
   done_by dump "$TARGET" --images-dir "$image" --force --leave-running
+  echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes; $out$err"
   (($(host_bytes) >= 100 << 20))
   in_state checkpointed "$TARGET"
   done_by resume "$TARGET"
   target_goes_on
   done_by suspend "$TARGET"
   dump_it --force
+  echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes; $out$err"
   (($(host_bytes) >= 100 << 20))
   restore_it
   in_state checkpointed "$TARGET"
