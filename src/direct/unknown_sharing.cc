@@ -96,6 +96,11 @@ bool knows_sharing(Pid pid) {
   return agent_library(pid) == AgentLibrary::kWorks;
 }
 
+bool has_agent(Pid pid) {
+  const auto agent = direct::AgentClient::probe(pid);
+  return agent && agent->has_value();
+}
+
 // It knows, and cannot be asked; what it serves looks like another's.
 bool is_of_another_version(Pid pid) {
   const auto agent = direct::AgentClient::probe(pid);
@@ -156,6 +161,8 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     // One of several that the user has named by itself.
     if (!to_ask.empty()) outside = other_user_of_cuda(shared_files(to_ask.front()), members);
     if (!outside) return out;
+    // Its agent came later, when it was asked, and has seen all since.
+    if (!outside->has_host_memory_of_it && has_agent(to_ask.front())) return out;
     with_cuda.push_back(outside->process.pid);
   }
   const bool shares_outside = outside && outside->has_host_memory_of_it;
