@@ -140,7 +140,8 @@ CUresult find_target(int pid, Found& out) {
   if (pid <= 0) return CUDA_ERROR_OPERATING_SYSTEM;
   if (known_places().read(pid, out)) return CUDA_SUCCESS;
   std::string maps;
-  for (int tries = 0; tries < 3; ++tries) {
+  constexpr int kTries = 20;
+  for (int tries = 0; tries < kTries; ++tries) {
     if (!slurp(proc_path(pid, "maps"), maps)) {
       // A zombie has no memory any more, but it is still there.
       std::string status;
@@ -152,8 +153,9 @@ CUresult find_target(int pid, Found& out) {
     }
     const CUresult found = find_in(pid, maps, out);
     if (found != kNoControl) return found;
-    if (maps.find("/libcuda.so") == maps.npos) break;
     // A line may be missing while the process maps something else.
+    if (maps.find("/libcuda.so") == maps.npos && tries > 0) break;
+    ::usleep(1000);
   }
   return CUDA_ERROR_NOT_INITIALIZED;
 }
