@@ -772,9 +772,9 @@ class DumpRun {
   std::future<Result<void>> saving_;           // ends before what it needs
   // Also should an exception end us, which would wait for it for ever.
   ScopeGuard<std::function<void()>> end_saving_{[this] { stop_saving_.request(SIGTERM); }};
-  // A program that runs on has its files by their own names.
   // After an exception: the program would wait for the other parts for ever.
   ScopeGuard<std::function<void()>> let_group_go_{[this] { let_group_go(); }};
+  // A program that runs on has its files by their own names.
   ScopeGuard<std::function<void()>> forget_links_{[this] { remove_links(kept_files_.links); }};
 };
 
