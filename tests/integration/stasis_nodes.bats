@@ -7,12 +7,7 @@ load helpers
 load stasis_lib
 load stasis_nodes_lib
 
-setup() {
-  setup_stasis
-  need_root "namespaces"
-  unshare --pid --fork --mount-proc --net --uts true 2>/dev/null || skip "no namespaces can be made here"
-  group=$BATS_TEST_TMPDIR/group
-}
+setup() { setup_nodes; }
 teardown() { end_stasis; }
 
 # start_nodes COUNT RANKS [ARGUMENT...]: nodes with so many ranks each. Sets NODES to the host's numbers

@@ -5,12 +5,7 @@ load helpers
 load stasis_lib
 load stasis_nodes_lib
 
-setup() {
-  setup_stasis
-  need_root "namespaces"
-  unshare --pid --fork --mount-proc --net --uts true 2>/dev/null || skip "no namespaces can be made here"
-  group=$BATS_TEST_TMPDIR/group
-}
+setup() { setup_nodes; }
 teardown() {
   end_stasis
   # Of a test: a folder of real devices is not empty.

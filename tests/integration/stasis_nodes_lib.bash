@@ -2,6 +2,13 @@
 # NODES: the host's numbers of their first processes. ROOTS: what the tools act on, by its number on its
 # node [1]. RANKS: how many there are on each. group: where the tools meet.
 
+setup_nodes() {
+  setup_stasis
+  need_root "namespaces"
+  unshare --pid --fork --mount-proc --net --uts true 2>/dev/null || skip "no namespaces can be made here"
+  group=$BATS_TEST_TMPDIR/group
+}
+
 has_child() { [[ -n $(children_of "$1") ]]; }
 all_are_past() {
   local i r
