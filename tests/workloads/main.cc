@@ -131,8 +131,9 @@ int main(int argc, char** argv) {
   app.add_option("--imports", options.imports, "kind sharing: so many imports of all of them")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  app.add_option("--renew-every", options.renew_every,
-                 "kind sharing: rounds until some is given up and made anew; 0: never")
+  app.add_option(
+         "--renew-every", options.renew_every,
+         "kind sharing: rounds until some is given up and made anew; 0: never, also of kind vmm")
       ->capture_default_str();
   app.add_option("--piece-kinds", options.piece_kinds,
                  "kind sharing: letters; d: by descriptor, h: the same of the host's, i: by CUDA "

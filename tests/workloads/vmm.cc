@@ -105,6 +105,10 @@ void run_vmm(Run& run) {
       checker.advance(stream, range.chunks()[i], run.seed(run.round(), i));
     }
     checker.verify(stream, run);
+    if (run.options().renew_every == 0) {
+      run.finish();
+      continue;
+    }
     if (run.round() % kSwapEvery == 0) range.swap(0, 1 + run.round() / kSwapEvery % (kChunks - 1));
     if (run.round() % kReplaceEvery == 0) {
       const std::size_t i = run.round() / kReplaceEvery % kChunks;
