@@ -48,6 +48,8 @@ constexpr Kind kKinds[] = {
     {"sharer", run_sharer, "one of them"},
     {"idle", run_idle, "a context and nothing else"},
     {"spin", run_spin, "one long kernel after the other (--busy-ms, --size)"},
+    {"spin-stream", run_spin_stream, "the same, each in a stream that was made for it"},
+    {"spin-context", run_spin_context, "the same, each in a context that was made for it"},
     {"starve", run_starve, "threads that launch without pause (--threads)"},
     {"sockets", run_sockets, "options of sockets and multicast groups, all other than by default"},
     {"none", run_none, "no CUDA at all"},

@@ -130,6 +130,8 @@ void run_sharing(Run& run);
 void run_sharer(Run& run);
 void run_idle(Run& run);
 void run_spin(Run& run);
+void run_spin_stream(Run& run);
+void run_spin_context(Run& run);
 void run_starve(Run& run);
 void run_sockets(Run& run);
 void run_none(Run& run);

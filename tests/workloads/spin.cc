@@ -63,6 +63,32 @@ void run_spin(Run& run) {
   }
 }
 
+namespace {
+
+// A long kernel in each round, in a stream, or in a context besides, that was made for it.
+void spin_anew(Run& run, bool in_own_context) {
+  const programs::CudaApi& cuda = initialised_driver(run.options());
+  const Gpu first = Gpu::primary(cuda, 0);
+  const std::uint64_t ns = std::uint64_t{run.busy_ms_or(kDefaultBusyMs)} * 1'000'000;
+  while (run.next()) {
+    const Gpu gpu = in_own_context ? Gpu::created(cuda, 0) : first;
+    const cuda::CUstream stream = gpu.stream();
+    const cuda::CUdeviceptr done = gpu.allocate(sizeof(std::uint64_t));
+    cuda.cuMemsetD8_v2(done, 0, sizeof(std::uint64_t));
+    gpu.kernels().spin(stream, ns, done);
+    cuda.cuStreamSynchronize(stream);
+    std::uint64_t count = 0;
+    cuda.cuMemcpyDtoH_v2(&count, done, sizeof count);
+    if (count != 1) run.mismatch("the kernel ran " + std::to_string(count) + " times");
+    run.finish();
+  }
+}
+
+}  // namespace
+
+void run_spin_stream(Run& run) { spin_anew(run, false); }
+void run_spin_context(Run& run) { spin_anew(run, true); }
+
 void run_starve(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   const std::size_t count = run.options().threads;

@@ -50,8 +50,9 @@ class Other:
         self.process.wait()
 
 
-def beside(machine, before, meanwhile, lives):
-    target = machine.workload("spin", "--busy-ms", KERNEL_MS)
+def watch(machine, before, meanwhile, kind="spin", until_launched=0.3):
+    """Whether the program lives on, and what it said otherwise."""
+    target = machine.workload(kind, "--busy-ms", KERNEL_MS)
     target.wait_rounds(1)
     other = Other()
     try:
@@ -59,14 +60,18 @@ def beside(machine, before, meanwhile, lives):
         other.do(before)
         machine.stasis("resume", target.pid).must_succeed()
         resumed = time.monotonic()
-        time.sleep(0.3)
+        time.sleep(until_launched)
         other.do(meanwhile)
         while time.monotonic() < resumed + WATCH_SECONDS and not target.ended():
             time.sleep(0.1)
         found = not target.ended()
     finally:
         other.end()
-    last = "" if found else target.output().strip().splitlines()[-1]
+    return found, "" if found else target.output().strip().splitlines()[-1]
+
+
+def beside(machine, before, meanwhile, lives):
+    found, last = watch(machine, before, meanwhile)
     expect_equal(found, lives, f"the program lives on ({last})")
     return {"lives": found, "note": "the program lives on" if found else f"the program is lost: {last}"}
 
@@ -74,6 +79,21 @@ def beside(machine, before, meanwhile, lives):
 for name, steps in STEPS.items():
     case(f"driver.long_kernel.other_{name}", simulated=False, needs=NEEDS)(
         lambda machine, steps=steps: beside(machine, *steps))
+
+
+# Whether what the program makes anew after its restore cures it: the kernel runs in that.
+ANEW = ("stream", "context")
+
+
+def anew(machine, what):
+    """Tells what became of it: a question to the driver, with no answer that is wrong."""
+    found, last = watch(machine, *STEPS["makes_a_context"][:2], "spin-" + what, 1.5)
+    return {"lives": found, "note": f"in a {what} made after the restore it " + ("lives on" if found else f"is lost: {last}")}
+
+
+for what in ANEW:
+    case(f"driver.long_kernel.anew_{what}", simulated=False, needs=NEEDS)(
+        lambda machine, what=what: anew(machine, what))
 
 
 @case("direct.long_kernels", needs=NEEDS)
