@@ -474,7 +474,7 @@ class Place:
             check((status == -signal.SIGKILL) == (case.action == "kill"), f"status {status}")
             check("[usage]" not in said, "the fault could not be")
             return self.judge(case, status, said)
-        except (Failed, subprocess.TimeoutExpired) as error:
+        except (OSError, Failed, subprocess.TimeoutExpired) as error:
             raise Failed(f"{error}\n  status {status}, it said: {said.strip()}\n"
                          f"  recover said: {self.recovered.strip()}") from error
 
