@@ -15,7 +15,7 @@
 namespace stasis {
 
 // What may hold a call up: one left behind says nothing of the others.
-enum class HeldUpBy { kMappings, kPage, kFile };
+enum class HeldUpBy { kMappings, kPage };
 
 // Calls `work` on a thread of its own. False if that has not come back in five seconds, for a page
 // in one, or in less where others have not before: it is left behind, and ends with this program,

@@ -24,6 +24,7 @@
 #include "operations/image_logs.h"
 #include "proc/cgroup.h"
 #include "proc/proc_mount.h"
+#include "proc/served_files.h"
 
 namespace stasis::cli {
 namespace {
@@ -168,11 +169,9 @@ bool has_gone(const Error& why) {
 
 // A stasis that has the driver in it moves the memory of others.
 bool is_stasis(Pid pid) {
-  struct stat theirs {};
-  struct stat ours {};
-  return ::stat(fmt::format("/proc/{}/exe", pid.value).c_str(), &theirs) == 0 &&
-         ::stat("/proc/self/exe", &ours) == 0 && theirs.st_dev == ours.st_dev &&
-         theirs.st_ino == ours.st_ino;
+  const auto theirs = proc::known_status(fmt::format("/proc/{}/exe", pid.value));
+  const auto ours = proc::known_status("/proc/self/exe");
+  return theirs && ours && theirs->st_dev == ours->st_dev && theirs->st_ino == ours->st_ino;
 }
 
 // Its memory is away, and was so before. Otherwise a tool is at work on it, in a namespace of its

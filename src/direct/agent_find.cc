@@ -17,6 +17,7 @@
 #include "direct/read_once.h"
 #include "proc/address_space.h"
 #include "proc/procfs.h"
+#include "proc/served_files.h"
 
 namespace stasis::direct {
 namespace {
@@ -306,8 +307,8 @@ bool AgentClient::can_be_found() const {
   const auto paths = candidates(pid_, failed);
   if (failed || ::fstat(file_.get(), &status) != 0) return true;
   return std::any_of(paths.begin(), paths.end(), [&](const std::string& path) {
-    struct stat other {};
-    return ::stat(path.c_str(), &other) == 0 && other.st_ino == status.st_ino;
+    const auto other = proc::known_status(path);
+    return other && other->st_ino == status.st_ino;
   });
 }
 

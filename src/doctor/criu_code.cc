@@ -20,6 +20,7 @@
 #include "doctor/breakpoints.h"
 #include "doctor/criu_checks.h"
 #include "proc/process_file.h"
+#include "proc/served_files.h"
 
 namespace stasis::doctor {
 namespace {
@@ -136,8 +137,8 @@ class CodeSearch {
   // The very file that is mapped: what it is is known before it is opened to be read.
   std::optional<proc::ProcessFile> open_mapped(const proc::Mapping& mapping) const {
     const proc::MappedFile place(pid_, mapping);
-    struct stat info {};
-    if (::stat(place.link().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+    const auto info = proc::known_status(place.link());
+    if (!info || !S_ISREG(info->st_mode)) return std::nullopt;
     auto file = proc::ProcessFile::open_path(pid_, place.link());
     return file ? std::optional(std::move(*file)) : std::nullopt;
   }

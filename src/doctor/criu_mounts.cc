@@ -7,8 +7,12 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
-#include <array>
+#include <map>
 #include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -17,6 +21,7 @@
 #include "doctor/criu_checks.h"
 #include "proc/mounts.h"
 #include "proc/process_file.h"
+#include "proc/served_files.h"
 
 namespace stasis::doctor {
 namespace {
@@ -35,7 +40,12 @@ constexpr Kind kQueue{"message-queue", Severity::kRed,
                       "close them before the dump (mq_close), or use a unix datagram socket or a "
                       "pipe instead, whose messages are saved"};
 
-constexpr long kQueueMagic = 0x19800202;  // MQUEUE_MAGIC of the kernel's ipc/mqueue.c
+constexpr Kind kSilent{"silent-files", Severity::kRed,
+                       "has files open or mapped on a file system that does not answer (a network "
+                       "that is down, or a program that serves it and hangs), for which CRIU would "
+                       "wait for ever",
+                       "see what holds it up, or end what waits for it: `umount --force`, or the "
+                       "end of the program that serves it"};
 
 constexpr unsigned kTtyFirst = 136;  // the slaves of pseudo terminals, which CRIU dumps otherwise
 constexpr unsigned kTtyLast = 143;
@@ -62,11 +72,7 @@ std::optional<Place> place_of(const std::string& link) {
                makedev(info.stx_dev_major, info.stx_dev_minor)};
 }
 
-bool is_queue(Pid pid, int descriptor) {
-  struct statfs info {};
-  const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
-  return ::statfs(link.c_str(), &info) == 0 && info.f_type == kQueueMagic;
-}
+constexpr long kQueueMagic = 0x19800202;  // MQUEUE_MAGIC of the kernel's ipc/mqueue.c
 
 // Of what a name leads to, or of the directory above it that is there.
 std::optional<Place> nearest_place(std::string path) {
@@ -90,9 +96,12 @@ class MountSearch {
   void probe(Pid pid) {
     if (known_.empty()) return;
     for (const char* name : {"cwd", "root"}) {
-      const auto place = place_of(fmt::format("/proc/{}/{}", pid.value, name));
-      if (place && !known_.contains(place->mount))
-        out_.add(pid, kLost, std::string_view(name) == "cwd" ? "its directory" : "its root");
+      const std::string link = fmt::format("/proc/{}/{}", pid.value, name);
+      const auto place = place_of(link);
+      if (!place) continue;
+      const std::string shown = std::string_view(name) == "cwd" ? "its directory" : "its root";
+      if (!known_.contains(place->mount)) out_.add(pid, kLost, shown);
+      if (is_silent(pid, link, *place)) out_.add(pid, kSilent, shown);
     }
     if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
@@ -105,8 +114,24 @@ class MountSearch {
   void learn(const std::string& who) {
     if (const auto found = proc::mounts(who)) {
       for (const proc::Mount& mount : *found)
-        known_.insert(static_cast<std::uint64_t>(mount.id));
+        known_.try_emplace(static_cast<std::uint64_t>(mount.id), mount.type);
     }
+  }
+
+  bool is_queue(Pid pid, const std::string& link, const Place& place) const {
+    const auto mount = known_.find(place.mount);
+    if (mount != known_.end()) return mount->second == "mqueue";
+    const auto system = proc::file_system_of(pid, link);
+    return system && system->f_type == kQueueMagic;
+  }
+
+  // Each is asked once.
+  bool is_silent(Pid pid, const std::string& link, const Place& place) {
+    const auto mount = known_.find(place.mount);
+    if (mount == known_.end() || !proc::may_be_far(mount->second)) return false;
+    const auto [at, is_new] = silent_.try_emplace(place.mount, false);
+    if (is_new) at->second = !proc::answers(pid, link);
+    return at->second;
   }
 
   void probe_file(Pid pid, const proc::OpenFile& file) {
@@ -114,10 +139,15 @@ class MountSearch {
         is_drivers_file(file.path, simulated_)) {
       return;
     }
-    const auto place = place_of(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+    const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor);
+    const auto place = place_of(link);
     if (!place || place->terminal || S_ISBLK(place->mode)) return;
     const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
-    if (S_ISREG(place->mode) && is_queue(pid, file.descriptor)) {
+    if (is_silent(pid, link, *place)) {
+      out_.add(pid, kSilent, shown);
+      return;
+    }
+    if (S_ISREG(place->mode) && is_queue(pid, link, *place)) {
       out_.add(pid, kQueue, shown);
       return;
     }
@@ -147,6 +177,7 @@ class MountSearch {
       links.push_back(proc::link_of_mapping(pid, mapping));
     }
     // The links are in the process's memory, which it may keep; none is opened.
+    const std::vector<std::string> all = links;
     const auto places = call_within(pid, [links = std::move(links)] {
                           std::vector<std::optional<Place>> out;
                           out.reserve(links.size());
@@ -155,15 +186,18 @@ class MountSearch {
                           return out;
                         }).value_or(std::vector<std::optional<Place>>());
     for (std::size_t i = 0; i < places.size(); ++i) {
-      if (places[i] && S_ISREG(places[i]->mode) && !known_.contains(places[i]->mount))
-        out_.add(pid, kLost, std::string(paths[i]) + " (mapped)");
+      if (!places[i] || !S_ISREG(places[i]->mode)) continue;
+      const std::string shown = std::string(paths[i]) + " (mapped)";
+      if (!known_.contains(places[i]->mount)) out_.add(pid, kLost, shown);
+      if (is_silent(pid, all[i], *places[i])) out_.add(pid, kSilent, shown);
     }
   }
 
   Facts& facts_;
   bool simulated_;
   Signs& out_;
-  std::set<std::uint64_t> known_;
+  std::map<std::uint64_t, std::string> known_;  // the types, by the mounts' numbers
+  std::map<std::uint64_t, bool> silent_;
 };
 
 }  // namespace

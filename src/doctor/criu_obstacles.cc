@@ -37,6 +37,7 @@
 #include "doctor/criu_checks.h"
 #include "doctor/inotify_watches.h"
 #include "proc/process_file.h"
+#include "proc/served_files.h"
 #include "proc/tcp_connections.h"
 #include "proc/unix_peers.h"
 
@@ -248,10 +249,10 @@ bool is_set(const std::vector<std::string>& external, std::string_view kind) {
 }
 
 // Of the hugetlbfs that the file is on; nothing if it is on none.
-std::optional<std::uint64_t> huge_page_size(const std::string& link) {
-  struct statfs info {};
-  if (::statfs(link.c_str(), &info) != 0 || info.f_type != HUGETLBFS_MAGIC) return std::nullopt;
-  return static_cast<std::uint64_t>(info.f_bsize);
+std::optional<std::uint64_t> huge_page_size(Pid pid, const std::string& link) {
+  const auto system = proc::file_system_of(pid, link);
+  if (!system || system->f_type != HUGETLBFS_MAGIC) return std::nullopt;
+  return static_cast<std::uint64_t>(system->f_bsize);
 }
 
 // Can CRIU learn what device huge pages of that size are of?
@@ -267,8 +268,9 @@ bool knows_huge_pages(std::uint64_t page) {
 
 // Of the file's extended attributes, those that its program may have set: a label of a security
 // module is given by the kernel.
-std::vector<std::string> attributes_of(const std::string& link) {
+std::vector<std::string> attributes_of(Pid pid, const std::string& link) {
   std::vector<std::string> out;
+  if (!proc::answers(pid, link)) return out;
   std::array<char, 4096> names{};
   const ssize_t size = ::listxattr(link.c_str(), names.data(), names.size());
   for (ssize_t at = 0; at < size; at += static_cast<ssize_t>(out.back().size()) + 1)
@@ -279,8 +281,8 @@ std::vector<std::string> attributes_of(const std::string& link) {
 
 // Does any name lead to the file?
 bool has_name(const std::string& link) {
-  struct stat info {};
-  return ::stat(link.c_str(), &info) == 0 && info.st_nlink > 0;
+  const auto info = proc::known_status(link);
+  return info && info->st_nlink > 0;
 }
 
 unsigned octal(std::string_view text) {
@@ -449,25 +451,26 @@ class Search {
 
   void probe_file(Pid pid, const std::string& link, std::string_view path,
                   const std::string& shown) {
-    struct stat info {};
-    if (::stat(link.c_str(), &info) != 0) return;
+    const auto info = proc::known_status(link);
+    if (!info) return;
     const bool device =
-        S_ISBLK(info.st_mode) ||
-        (S_ISCHR(info.st_mode) && !dumps_device(major(info.st_rdev), minor(info.st_rdev),
-                                                !facts_.has_our_namespace(pid, "net")));
+        S_ISBLK(info->st_mode) ||
+        (S_ISCHR(info->st_mode) && !dumps_device(major(info->st_rdev), minor(info->st_rdev),
+                                                 !facts_.has_our_namespace(pid, "net")));
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
-    const bool has_file = S_ISREG(info.st_mode) && !is_of_no_file(path);
-    if ((has_file || path.starts_with("/memfd:")) && info.st_nlink == 0) {
-      for (const std::string& name : attributes_of(link))
+    const bool has_file = S_ISREG(info->st_mode) && !is_of_no_file(path);
+    if ((has_file || path.starts_with("/memfd:")) && info->st_nlink == 0) {
+      for (const std::string& name : attributes_of(pid, link))
         signs_.add(pid, kGhostAttributes, fmt::format("{} of {}", name, shown));
     }
-    if (has_file && info.st_nlink == 0 && huge_page_size(link)) signs_.add(pid, kHugeGhost, shown);
-    if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
+    if (has_file && info->st_nlink == 0 && huge_page_size(pid, link))
+      signs_.add(pid, kHugeGhost, shown);
+    if (has_file && info->st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
       signs_.add(pid, kRemap, shown);
-    if (has_file && info.st_nlink > 0 && path.ends_with(" (deleted)")) look_for_taken(pid, path);
-    const auto size = static_cast<std::uint64_t>(info.st_blocks) * 512;
-    if (S_ISREG(info.st_mode) && info.st_nlink == 0 && !path.starts_with("/memfd:") &&
+    if (has_file && info->st_nlink > 0 && path.ends_with(" (deleted)")) look_for_taken(pid, path);
+    const auto size = static_cast<std::uint64_t>(info->st_blocks) * 512;
+    if (S_ISREG(info->st_mode) && info->st_nlink == 0 && !path.starts_with("/memfd:") &&
         size > options_.ghost_limit && !is_set(external, "file[")) {
       signs_.add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
     }
@@ -602,7 +605,7 @@ class Search {
       if (nameless || mapping.permissions.ends_with('s')) {
         // A file may be mapped thousands of times.
         const auto [known, is_new] = page_sizes.try_emplace({mapping.inode, mapping.path});
-        if (is_new) known->second = huge_page_size(proc::MappedFile(pid, mapping).link());
+        if (is_new) known->second = huge_page_size(pid, proc::MappedFile(pid, mapping).link());
         if (const auto page = known->second) {
           huge += mapping.end - mapping.start;
           const bool of_no_mount = nameless || mapping.path.starts_with("/memfd:");

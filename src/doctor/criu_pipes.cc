@@ -15,6 +15,7 @@
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/served_files.h"
 
 namespace stasis::doctor {
 namespace {
@@ -61,14 +62,14 @@ struct OpenEnd {
 // The link's permissions are those that the file was opened with.
 std::optional<OpenEnd> probe_end(Pid pid, int descriptor) {
   const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
-  struct stat target {};
+  const auto target = proc::known_status(link);
   struct stat how {};
-  if (::stat(link.c_str(), &target) != 0 || ::lstat(link.c_str(), &how) != 0) return std::nullopt;
-  return OpenEnd{{target.st_dev, target.st_ino},
+  if (!target || ::lstat(link.c_str(), &how) != 0) return std::nullopt;
+  return OpenEnd{{target->st_dev, target->st_ino},
                  {(how.st_mode & S_IRUSR) != 0, (how.st_mode & S_IWUSR) != 0},
-                 target.st_rdev,
-                 S_ISFIFO(target.st_mode),
-                 S_ISCHR(target.st_mode)};
+                 target->st_rdev,
+                 S_ISFIFO(target->st_mode),
+                 S_ISCHR(target->st_mode)};
 }
 
 // Whether the end that the tree lacks is open anywhere; nothing if that cannot be told. The
@@ -77,15 +78,14 @@ std::optional<OpenEnd> probe_end(Pid pid, int descriptor) {
 std::optional<bool> has_other_end(Pid pid, int descriptor, const PipeKey& key, bool we_write) {
   const auto place =
       open_file(AT_FDCWD, fmt::format("/proc/{}/fd/{}", pid.value, descriptor), O_PATH);
-  struct stat info {};
-  struct statfs system {};
-  if (!place || ::fstat(place->get(), &info) != 0 || !S_ISFIFO(info.st_mode) ||
-      PipeKey{info.st_dev, info.st_ino} != key || ::fstatfs(place->get(), &system) != 0 ||
-      system.f_type != PIPEFS_MAGIC) {
+  const auto info = place ? proc::known_status(*place) : std::nullopt;
+  if (!info || !S_ISFIFO(info->st_mode) || PipeKey{info->st_dev, info->st_ino} != key)
     return std::nullopt;
-  }
-  const auto same = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place->get()),
-                              (we_write ? O_WRONLY : O_RDONLY) | O_NONBLOCK | O_NOCTTY);
+  const std::string link = fmt::format("/proc/self/fd/{}", place->get());
+  const auto system = proc::file_system_of(pid, link);
+  if (!system || system->f_type != PIPEFS_MAGIC) return std::nullopt;
+  const auto same =
+      open_file(AT_FDCWD, link, (we_write ? O_WRONLY : O_RDONLY) | O_NONBLOCK | O_NOCTTY);
   if (!same) return std::nullopt;
   pollfd look{same->get(), 0, 0};
   if (::poll(&look, 1, 0) < 0) return std::nullopt;
@@ -130,12 +130,13 @@ class PipeSearch {
   // Of a master that is not on a devpts itself, the one beside it.
   static dev_t instance_of(Pid pid, int descriptor) {
     const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
-    struct statfs system {};
-    const bool on_devpts =
-        ::statfs(link.c_str(), &system) == 0 && system.f_type == DEVPTS_SUPER_MAGIC;
-    struct stat info {};
+    const auto system = proc::file_system_of(pid, link);
+    const bool on_devpts = system && system->f_type == DEVPTS_SUPER_MAGIC;
     const std::string place = on_devpts ? link : fmt::format("/proc/{}/root/dev/pts", pid.value);
-    return ::stat(place.c_str(), &info) == 0 ? info.st_dev : 0;
+    // The process's root may be on any file system.
+    if (!proc::answers(pid, fmt::format("/proc/{}/root", pid.value))) return 0;
+    const auto info = proc::known_status(place);
+    return info ? info->st_dev : 0;
   }
 
   static unsigned index_of(dev_t slave) {

@@ -19,6 +19,7 @@
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/served_files.h"
 
 namespace stasis::doctor {
 namespace {
@@ -39,9 +40,9 @@ constexpr Kind kPressure{
     "(poll) is lost, and each poll of them says at once that there is an error",
     "open them anew when poll() says POLLERR, or after the restore"};
 
-bool is_on(const std::string& link, std::uint32_t magic) {
-  struct statfs system {};
-  return ::statfs(link.c_str(), &system) == 0 && static_cast<std::uint32_t>(system.f_type) == magic;
+bool is_on(Pid pid, const std::string& link, std::uint32_t magic) {
+  const auto system = proc::file_system_of(pid, link);
+  return system && static_cast<std::uint32_t>(system->f_type) == magic;
 }
 
 std::optional<int> number_of(std::string_view text) {
@@ -87,7 +88,10 @@ class Search {
     std::string path(PATH_MAX, '\0');
     const ssize_t size = ::readlink(folder.c_str(), path.data(), path.size());
     path.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-    if (path.starts_with('/') && is_on(folder, PROC_SUPER_MAGIC))
+    const auto parts = parts_of(path);
+    const bool likely = std::any_of(parts.begin(), parts.end(),
+                                    [](std::string_view part) { return number_of(part); });
+    if (path.starts_with('/') && likely && is_on(pid, folder, PROC_SUPER_MAGIC))
       judge(pid, path, path + " (its directory)");
   }
 
@@ -99,15 +103,15 @@ class Search {
     const std::string shown = fmt::format("{} (descriptor {})", file.path, file.descriptor);
     const bool of_cgroup = file.path.ends_with(".pressure");
     const bool of_machine = file.path.find("/pressure/") != std::string::npos;
-    if ((of_cgroup && is_on(link, CGROUP2_SUPER_MAGIC)) ||
-        (of_machine && is_on(link, PROC_SUPER_MAGIC))) {
+    if ((of_cgroup && is_on(pid, link, CGROUP2_SUPER_MAGIC)) ||
+        (of_machine && is_on(pid, link, PROC_SUPER_MAGIC))) {
       if (is_writable(pid, file.descriptor)) out_.add(pid, kPressure, shown);
       return;
     }
     const std::string_view second = std::string_view(file.path).substr(1);
     const bool likely = second.starts_with("proc/") || second.find("/task/") != std::string::npos ||
                         second.find("/map_files/") != std::string::npos;
-    if (likely && is_on(link, PROC_SUPER_MAGIC)) judge(pid, file.path, shown);
+    if (likely && is_on(pid, link, PROC_SUPER_MAGIC)) judge(pid, file.path, shown);
   }
 
   // PATH/NUMBER/... of a /proc that may be mounted anywhere.

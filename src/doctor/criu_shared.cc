@@ -24,6 +24,7 @@
 #include "checkpoint/inherited_files.h"
 #include "direct/mover_server.h"
 #include "doctor/criu_checks.h"
+#include "proc/served_files.h"
 #include "proc/unix_peers.h"
 
 namespace stasis::doctor {
@@ -230,16 +231,16 @@ class SharedSearch {
     }
     // The streams that a shell has opened are shared with it in every script.
     if (place.descriptor < kStreams || !path.starts_with('/')) return;
-    struct stat info {};
-    if (::stat(link_of(place).c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return;
+    const auto info = proc::known_status(link_of(place));
+    if (!info || !S_ISREG(info->st_mode)) return;
     const Described how = outside_description(place);
     const bool writes = (how.flags & O_ACCMODE) != O_RDONLY;
-    if (info.st_nlink == 0 && !is_of_a_library(path)) {
-      learn_nameless(place.pid, {info.st_dev, info.st_ino}, path, path, writes);
+    if (info->st_nlink == 0 && !is_of_a_library(path)) {
+      learn_nameless(place.pid, {info->st_dev, info->st_ino}, path, path, writes);
       return;
     }
     if (writes && how.offset > 0 && (how.flags & O_APPEND) == 0)
-      written_[{info.st_dev, info.st_ino}].add(place);
+      written_[{info->st_dev, info->st_ino}].add(place);
   }
 
   void learn_nameless(Pid pid, const FileKey& key, const std::string& called, std::string_view path,
@@ -265,9 +266,8 @@ class SharedSearch {
   }
 
   static FileKey program_of(Pid pid) {
-    struct stat info {};
-    if (::stat(fmt::format("/proc/{}/exe", pid.value).c_str(), &info) != 0) return {};
-    return {info.st_dev, info.st_ino};
+    const auto info = proc::known_status(fmt::format("/proc/{}/exe", pid.value));
+    return info ? FileKey{info->st_dev, info->st_ino} : FileKey{};
   }
 
   void probe(const proc::ProcessInfo& info) {
@@ -299,9 +299,9 @@ class SharedSearch {
       if (const auto it = sockets_.find(path); it != sockets_.end()) probe_socket(info, it->second);
     } else if (path.starts_with('/')) {
       if (!lost_its_name(path) && written_.empty()) return;
-      struct stat status {};
-      if (::stat(link_of(place).c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-      const FileKey key{status.st_dev, status.st_ino};
+      const auto status = proc::known_status(link_of(place));
+      if (!status || !S_ISREG(status->st_mode)) return;
+      const FileKey key{status->st_dev, status->st_ino};
       if (nameless_.contains(key))
         note_nameless(info, key, (outside_description(place).flags & O_ACCMODE) != O_RDONLY);
       const auto it = written_.find(key);
@@ -331,10 +331,10 @@ class SharedSearch {
   // What a socket is that two processes must not have after a restore; nothing if that does not
   // matter, or is said by another kind.
   std::optional<std::string> why_not_shared(const OpenPlace& place) {
-    struct stat info {};
-    if (::stat(link_of(place).c_str(), &info) != 0) return std::nullopt;
+    const auto info = proc::known_status(link_of(place));
+    if (!info) return std::nullopt;
     const Network& network = network_of(place.pid);
-    const std::uint64_t inode = info.st_ino;
+    const std::uint64_t inode = info->st_ino;
     if (const auto it = network.tcp.find(inode); it != network.tcp.end()) {
       if (it->second.listens) return fmt::format("TCP port {}", it->second.local_port);
       if (!options_.tcp_established) return std::nullopt;

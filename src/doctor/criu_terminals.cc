@@ -9,6 +9,7 @@
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/served_files.h"
 
 namespace stasis::doctor {
 namespace {
@@ -40,11 +41,11 @@ void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions
     for (const proc::OpenFile& file : *files) {
       // Those that have hung up are gone from /dev/pts, and dumped.
       if (!file.path.starts_with("/dev/") || file.path.ends_with(" (deleted)")) continue;
-      struct stat status {};
-      const std::string link = fmt::format("/proc/{}/fd/{}", info.pid.value, file.descriptor);
-      if (::stat(link.c_str(), &status) != 0 || !S_ISCHR(status.st_mode)) continue;
-      const unsigned first = major(status.st_rdev);
-      const unsigned second = minor(status.st_rdev);
+      const auto status =
+          proc::known_status(fmt::format("/proc/{}/fd/{}", info.pid.value, file.descriptor));
+      if (!status || !S_ISCHR(status->st_mode)) continue;
+      const unsigned first = major(status->st_rdev);
+      const unsigned second = minor(status->st_rdev);
       if (first == kPtmxMajor && second == kPtmxMinor)
         masters.insert(index_of_master(info.pid, file.descriptor));
       if (first < kSlaveFirst || first > kSlaveLast) continue;

@@ -2,14 +2,19 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/sched.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
-#include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <string_view>
@@ -18,6 +23,7 @@
 #include <fmt/format.h>
 
 #include "base/call_within.h"
+#include "base/units.h"
 #include "proc/mounts.h"
 
 namespace stasis::proc {
@@ -34,10 +40,6 @@ constexpr std::size_t kEntries = 512;
 constexpr std::array<std::string_view, 12> kNear{"ext2",      "ext3",     "ext4",     "xfs",
                                                  "btrfs",     "f2fs",     "tmpfs",    "ramfs",
                                                  "hugetlbfs", "squashfs", "devtmpfs", "erofs"};
-
-bool is_near(const std::string& type) {
-  return std::find(kNear.begin(), kNear.end(), type) != kNear.end();
-}
 
 // Of the mounts of that process the one of a descriptor; nullopt if it is on none of them.
 std::optional<Mount> mount_of(Pid process, int descriptor) {
@@ -60,12 +62,125 @@ std::optional<Mount> mount_of(Pid process, int descriptor) {
 // fs/fuse/inode.c); a file system on top of one takes that over.
 bool is_served(Pid process, int descriptor) {
   if (const auto mount = mount_of(process, descriptor)) return mount->type.starts_with("fuse");
-  const auto ask = [path = fmt::format("/proc/{}/fd/{}", process.value, descriptor)] {
-    struct statfs info {};
-    return ::statfs(path.c_str(), &info) == 0 && info.f_bsize == 0 &&
-           (info.f_type == FUSE_SUPER_MAGIC || info.f_type == OVERLAYFS_SUPER_MAGIC);
+  const std::string path = fmt::format("/proc/{}/fd/{}", process.value, descriptor);
+  if (!answers(process, path)) return true;
+  struct statfs info {};
+  return ::statfs(path.c_str(), &info) == 0 && info.f_bsize == 0 &&
+         (info.f_type == FUSE_SUPER_MAGIC || info.f_type == OVERLAYFS_SUPER_MAGIC);
+}
+
+bool may_be_far(const std::string& type) {
+  return std::find(kNear.begin(), kNear.end(), type) == kNear.end();
+}
+
+namespace {
+
+std::optional<struct stat> ask_kernel(int folder, const char* path, int how) {
+  struct statx info {};
+  if (::statx(folder, path, how | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &info) != 0)
+    return std::nullopt;
+  struct stat out {};
+  out.st_dev = makedev(info.stx_dev_major, info.stx_dev_minor);
+  out.st_ino = info.stx_ino;
+  out.st_mode = info.stx_mode;
+  out.st_nlink = info.stx_nlink;
+  out.st_uid = info.stx_uid;
+  out.st_gid = info.stx_gid;
+  out.st_rdev = makedev(info.stx_rdev_major, info.stx_rdev_minor);
+  out.st_size = static_cast<off_t>(info.stx_size);
+  out.st_blksize = info.stx_blksize;
+  out.st_blocks = static_cast<blkcnt_t>(info.stx_blocks);
+  return out;
+}
+
+}  // namespace
+
+std::optional<struct stat> known_status(const std::string& link) {
+  return ask_kernel(AT_FDCWD, link.c_str(), 0);
+}
+
+std::optional<struct stat> known_status(const UniqueFd& file) {
+  return ask_kernel(file.get(), "", AT_EMPTY_PATH);
+}
+
+namespace {
+
+// Memory and pipes of the kernel's own, which are on no mount.
+bool is_kernels(dev_t device) {
+  const auto device_of = [](int file) {
+    const UniqueFd own(file);
+    const auto info = own.valid() ? known_status(own) : std::nullopt;
+    return info ? info->st_dev : dev_t{0};
   };
-  return call_within(process, ask, HeldUpBy::kFile).value_or(true);
+  static const dev_t memory = device_of(::memfd_create("stasis", MFD_CLOEXEC));
+  static const dev_t pipes = [&] {
+    std::array<int, 2> ends{-1, -1};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return dev_t{0};
+    ::close(ends[1]);
+    return device_of(ends[0]);
+  }();
+  return device != 0 && (device == memory || device == pipes);
+}
+
+// A call that a program has begun to serve ends with that program alone: no signal ends it
+// (request_wait_answer() of fs/fuse/dev.c), and a thread in one holds up the end of its process. So
+// it is a child's, which has nothing of ours but a copy of the memory, and may be left behind.
+bool answers_a_child(const std::string& link) {
+  constexpr int kLongest = 5000;  // ms
+  int pidfd = -1;
+  clone_args how{};
+  how.flags = CLONE_PIDFD;
+  how.pidfd = reinterpret_cast<std::uint64_t>(&pidfd);
+  const char* const path = link.c_str();
+  const long child = ::syscall(SYS_clone3, &how, sizeof how);
+  if (child == 0) {
+    struct statfs info {};
+    ::syscall(SYS_close_range, 0U, ~0U, 0U);
+    (void)::statfs(path, &info);
+    ::_exit(0);
+  }
+  if (child < 0) return true;  // it is asked all the same
+  const UniqueFd ended(pidfd);
+  pollfd look{ended.get(), POLLIN, 0};
+  const auto until = Clock::now() + std::chrono::milliseconds(kLongest);
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    const int got = ::poll(&look, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
+    if (got > 0) break;
+    if (got == 0 && left <= 0) return false;
+  }
+  ::waitpid(static_cast<pid_t>(child), nullptr, __WALL);
+  return true;
+}
+
+std::optional<std::uint64_t> mount_number(const std::string& link) {
+  struct statx info {};
+  if (::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_MNT_ID, &info) != 0 ||
+      (info.stx_mask & STATX_MNT_ID) == 0)
+    return std::nullopt;
+  return info.stx_mnt_id;
+}
+
+}  // namespace
+
+bool answers(Pid process, const std::string& link) {
+  const auto info = known_status(link);
+  if (!info || is_kernels(info->st_dev)) return true;
+  const auto all = mounts(std::to_string(process.value));
+  const auto number = mount_number(link);
+  if (all && number) {
+    const auto mount = std::find_if(all->begin(), all->end(), [&](const Mount& one) {
+      return static_cast<std::uint64_t>(one.id) == *number;
+    });
+    if (mount != all->end() && !may_be_far(mount->type)) return true;
+  }
+  return answers_a_child(link);
+}
+
+std::optional<struct statfs> file_system_of(Pid process, const std::string& link) {
+  struct statfs info {};
+  if (!answers(process, link) || ::statfs(link.c_str(), &info) != 0) return std::nullopt;
+  return info;
 }
 
 ServedPages::ServedPages(Pid pid) : pid_(pid) {
@@ -158,7 +273,7 @@ bool ServedPages::is_far(std::uint64_t device) {
     near_.emplace();
     if (const auto all = mounts(std::to_string(pid_.value))) {
       for (const Mount& mount : *all)
-        if (is_near(mount.type)) near_->insert(makedev(mount.major, mount.minor));
+        if (!may_be_far(mount.type)) near_->insert(makedev(mount.major, mount.minor));
     }
   }
   return !near_->contains(device);

@@ -6,6 +6,9 @@
 // process_vm_writev(2) wait, and /proc/PID/mem does not.
 #pragma once
 
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -21,9 +24,24 @@
 namespace stasis::proc {
 
 // Is that descriptor of `process` a file that a program serves, or one of a file system that does
-// not say within call_within()'s time what it is? Asks no program, but where no mount of the
-// process's namespace has the file.
+// not answer? Asks no program, but where no mount of the process's namespace has the file.
 bool is_served(Pid process, int descriptor);
+
+// May a file system of that type (Mount::type) be on another machine, or served by a program, or on
+// top of one that is?
+bool may_be_far(const std::string& type);
+
+// What the kernel knows of the file that a link of /proc, or a descriptor, leads to: no program
+// that serves it is asked, and what changed on another machine since is not seen.
+std::optional<struct stat> known_status(const std::string& link);
+std::optional<struct stat> known_status(const UniqueFd& file);
+
+// Does the file system answer statfs(2), on which that file of the process's is? False after five
+// seconds: a network that is down, or a program that serves it and hangs. Those of this machine, as
+// the process's mounts say, are not asked.
+bool answers(Pid process, const std::string& link);
+// What it says; nothing where it does not answer.
+std::optional<struct statfs> file_system_of(Pid process, const std::string& link);
 
 // The pages of one process that are read from such a file, or provided by a program. What the
 // process puts in the place of a page between the question and the read is not seen. Thread-safe.

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""held_back.py FOLDER [execute] [all] [mute]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
+"""held_back.py FOLDER [execute] [all] [mute] [silent]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
 user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
 FUSE device in FOLDER/fuse. With `execute` a child of it executes that file; with `all` other users may use the file
-system as well; with `mute` that does not even say what it is, as a network that is down.
+system as well; with `mute` that does not even say what it is, as a network that is down; with `silent` it answers
+nothing any more from FOLDER/ready on, and what it has said before is no longer believed.
 Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
 import ctypes
 import mmap
@@ -16,6 +17,7 @@ folder = sys.argv[1]
 SIZE = 1 << 20
 INIT, LOOKUP, GETATTR, OPEN, READ, STATFS = 26, 1, 3, 14, 15, 17
 FORGETS, ENOSYS = (2, 36, 42), 38
+BELIEVED = 0 if "silent" in sys.argv else 1000  # seconds
 
 
 def attributes(node: int) -> bytes:
@@ -28,12 +30,14 @@ def serve(fuse: int) -> None:
         request = os.read(fuse, 1 << 20)
         _, kind, unique, node = struct.unpack_from("IIQQ", request)
         error, answer = 0, b""
+        if "silent" in sys.argv and os.path.exists(folder + "/ready"):
+            continue
         if kind == INIT:
             answer = struct.pack("IIIIHHIIHHI28x", 7, 31, 4096, 0, 0, 0, 4096, 0, 0, 0, 0)
         elif kind == LOOKUP:
-            answer = struct.pack("QQQQII", 2, 0, 1000, 1000, 0, 0) + attributes(2)
+            answer = struct.pack("QQQQII", 2, 0, BELIEVED, BELIEVED, 0, 0) + attributes(2)
         elif kind == GETATTR:
-            answer = struct.pack("QII", 1000, 0, 0) + attributes(node)
+            answer = struct.pack("QII", BELIEVED, 0, 0) + attributes(node)
         elif kind == OPEN:
             answer = struct.pack("QII", 1, 0, 0)
         elif kind == READ:

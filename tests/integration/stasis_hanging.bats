@@ -266,6 +266,28 @@ start_held_back() {
     wait $! || { cat "$shared/said"; return 1; }
   done
 }
+@test "a program with files of a file system that answers nothing any more is told, by every verb, and not dumped" {
+  need_root "another user"
+  local shared verb
+  AS="" start_held_back all silent
+  in_time() {
+    stasis "$@" </dev/null >"$shared/said" 2>&1 3>&- &
+    wait_until 30 has_ended $! || { kill -9 "$(<"$shared/server")"; cat "$shared/said"; return 1; }
+    status=0
+    wait $! || status=$?
+  }
+  for verb in "suspend $TARGET" ps "recover --all" "resume $TARGET"; do
+    # shellcheck disable=SC2086
+    in_time $verb
+    assert_equal "$status" 0 "$verb: $(<"$shared/said")"
+  done
+  in_time doctor "$TARGET" --no-trial
+  assert_contains "$(<"$shared/said")" "a file system that does not answer"
+  in_time dump "$TARGET" --images-dir "$image"
+  assert_equal "$status" 9 "$(<"$shared/said")"
+  assert_contains "$(<"$shared/said")" "a file system that does not answer"
+  in_state running "$TARGET"
+}
 @test "a job of which a process waits where nothing interrupts it is not stopped for a dump" {
   need_root "another user"
   local shared
