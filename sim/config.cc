@@ -214,6 +214,14 @@ bool load(Config& out, std::string& error) {
     }
   }
 
+  out.exports_restored_below = Config().exports_restored_below;
+  if (auto text = env("STASIS_SIM_EXPORTS_RESTORED_BELOW"); !text.empty()) {
+    if (!parse_size(text, out.exports_restored_below, error)) {
+      error.insert(0, "STASIS_SIM_EXPORTS_RESTORED_BELOW: ");
+      return false;
+    }
+  }
+
   out.driver_version = 580;
   if (auto text = env("STASIS_SIM_DRIVER_VERSION"); !text.empty()) {
     std::uint64_t number = 0;

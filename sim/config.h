@@ -32,6 +32,8 @@ struct Config {
   // Memory of the driver's own on the host takes the addresses of an area as soon as that is given
   // up.
   bool takes_freed = false;
+  // Memory of that size and more cannot be exported when a restore has made it anew; bytes.
+  std::uint64_t exports_restored_below = std::uint64_t{512} << 20;
 
   int cuda_version() const;  // 13000 for driver 580
   bool has_checkpoint() const { return driver_version >= 570; }

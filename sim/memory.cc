@@ -37,7 +37,10 @@ constexpr std::uint32_t kIpcMagic = 0x51a5151c;
 }  // namespace
 
 Memory::Memory(const Config& config)
-    : dir_(config.dir), context_bytes_(config.context_bytes), takes_freed_(config.takes_freed) {
+    : dir_(config.dir),
+      context_bytes_(config.context_bytes),
+      takes_freed_(config.takes_freed),
+      exports_restored_below_(config.exports_restored_below) {
   for (const auto& gpu : config.gpus)
     slots_.push_back({gpu, nullptr, 0});
   void* page = ::mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -269,6 +269,7 @@ class Memory {
   // What is kept of the contexts themselves lies at the image's end.
   std::uint64_t context_bytes_;
   bool takes_freed_;
+  std::uint64_t exports_restored_below_;
   std::uint64_t contexts_at_ = 0;
 };
 

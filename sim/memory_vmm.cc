@@ -174,6 +174,7 @@ CUresult Memory::export_fd(Object* object, int& out) const {
   if (!(object->kind.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (object->restored && object->size >= exports_restored_below_) return CUDA_ERROR_INVALID_VALUE;
   auto file = slot(object->gpu).holding->reopen(object->id);
   if (!file) return CUDA_ERROR_UNKNOWN;
   out = file.release();

@@ -81,7 +81,7 @@ for name, steps in STEPS.items():
         lambda machine, steps=steps: beside(machine, *steps))
 
 
-# Whether what the program makes anew after its restore cures it: the kernel runs in that.
+# Whether what the program makes anew after its restore cures it: the kernel runs in that (seen: a context does).
 ANEW = ("stream", "context")
 
 
