@@ -281,6 +281,57 @@ TEST_F(AgentMemory, PiecesOfOneMemoryInSeveralPlaces) {
   EXPECT_EQ(movable_bytes(), 0);
 }
 
+TEST_F(AgentMemory, WhatIsGivenOutNoMoreIsReplaced) {
+  const auto at = reserved(16 * kMiB);
+  const auto handle = created(8 * kMiB);
+  EXPECT_EQ(own::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(own::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(give(at, 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  EXPECT_EQ(give(at + 8 * kMiB, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
+  (void)take_inventory();
+  const auto before = fake().maps;
+  const auto old = before.at(at).handle;
+  fake().unexportable = {old};
+  int fd = -1;
+  // By whatever it fails, all is as it was: two windows to copy by, then the program's own
+  // mappings.
+  const std::vector<std::pair<const char*, int>> steps = {{"cuMemCreate", 1},
+                                                          {"cuMemAddressReserve", 1},
+                                                          {"cuMemAddressReserve", 2},
+                                                          {"cuMemMap", 1},
+                                                          {"cuMemMap", 2},
+                                                          {"cuMemMap", 3},
+                                                          {"cuMemMap", 4},
+                                                          {"cuMemSetAccess", 1},
+                                                          {"cuMemSetAccess", 2},
+                                                          {"cuMemSetAccess", 3},
+                                                          {"cuMemSetAccess", 4},
+                                                          {"cuMemcpyDtoD", 1}};
+  for (const auto& [call, nth] : steps) {
+    fake().fail_at(call, nth);
+    EXPECT_EQ(export_segment(0, fd).result, CUDA_ERROR_INVALID_VALUE) << call << " " << nth;
+    EXPECT_TRUE(fake().failures.empty()) << call << " " << nth << " was not called";
+    fake().failures.clear();
+    EXPECT_EQ(fake().live_objects(), 1) << call << " " << nth;
+    ASSERT_EQ(fake().maps.size(), 2U) << call << " " << nth;
+    EXPECT_EQ(fake().maps.at(at).handle, old) << call << " " << nth;
+    EXPECT_EQ(fake().maps.at(at + 8 * kMiB).handle, old) << call << " " << nth;
+  }
+  fake().rights.clear();
+  EXPECT_TRUE(export_segment(0, fd).ok());
+  EXPECT_EQ(fake().live_objects(), 1);
+  ASSERT_EQ(fake().maps.size(), 2U);
+  EXPECT_NE(fake().maps.at(at).handle, old);
+  EXPECT_EQ(fake().maps.at(at).offset, 4 * kMiB);
+  EXPECT_EQ(fake().maps.at(at + 8 * kMiB).handle, fake().maps.at(at).handle);
+  // Those of the two windows, and then the program's.
+  ASSERT_EQ(fake().rights.size(), 4U);
+  EXPECT_EQ(fake().rights[2].first, at);
+  EXPECT_EQ(fake().rights[3].first, at + 8 * kMiB);
+  EXPECT_EQ(fake().rights[3].second.flags, CU_MEM_ACCESS_FLAGS_PROT_READ);
+  cycle();
+}
+
 TEST_F(AgentMemory, WhatSticksOutOfAnUnmapStays) {
   const auto at = reserved(8 * kMiB);
   const auto handle = created(8 * kMiB);

@@ -132,53 +132,124 @@ class Contexts {
 
 constexpr char kSetAccess[] = "cuMemSetAccess";
 
-// All of it, or of what has its size, to or from `at` in this process, by a context of that device.
-// Mapped anew, at `place`, if that is not 0: the program's own mappings may cover parts of it, or
-// none.
-Outcome copy_by(CUcontext context, CUdevice device, const Physical& physical,
-                CUmemGenericAllocationHandle handle, std::byte* at, bool out, CUdeviceptr place) {
-  const CurrentContext current(context);
-  CUdeviceptr address = place;
-  CUresult result = CUDA_SUCCESS;
-  if (place == 0) result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
-  if (result != CUDA_SUCCESS) return failed(result, "cuMemAddressReserve");
-  result = driver().cuMemMap(address, physical.size, 0, handle, 0);
-  const char* what = "cuMemMap";
-  if (result == CUDA_SUCCESS) {
+// Memory mapped for one device once more, as long as this lives: the program's own mappings may
+// cover parts of it, or none. At `place`, if that is not 0.
+class Window {
+ public:
+  Window(CUmemGenericAllocationHandle handle, std::size_t size, CUdevice device,
+         CUdeviceptr place = 0)
+      : size_(size), is_own_(place == 0), address_(place) {
+    if (is_own_ &&
+        !did(driver().cuMemAddressReserve(&address_, size, 0, 0, 0), "cuMemAddressReserve"))
+      address_ = 0;
+    if (!outcome_.ok()) return;
+    is_mapped_ = did(driver().cuMemMap(address_, size, 0, handle, 0), "cuMemMap");
     const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device},
                                 CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    result = driver().cuMemSetAccess(address, physical.size, &right, 1);
-    what = kSetAccess;
-    if (result == CUDA_SUCCESS) {
-      result = out ? driver().cuMemcpyDtoH_v2(at, address, physical.size)
-                   : driver().cuMemcpyHtoD_v2(address, at, physical.size);
-      what = out ? "cuMemcpyDtoH" : "cuMemcpyHtoD";
-      // A copy to the device may return before the data is there.
-      if (result == CUDA_SUCCESS) result = driver().cuCtxSynchronize();
-    }
-    driver().cuMemUnmap(address, physical.size);
+    if (is_mapped_) did(driver().cuMemSetAccess(address_, size, &right, 1), kSetAccess);
   }
-  if (place == 0) driver().cuMemAddressFree(address, physical.size);
+  ~Window() {
+    if (is_mapped_) driver().cuMemUnmap(address_, size_);
+    if (is_own_ && address_ != 0) driver().cuMemAddressFree(address_, size_);
+  }
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  const Outcome& outcome() const { return outcome_; }
+  CUdeviceptr address() const { return address_; }
+
+ private:
+  bool did(CUresult result, const char* what) {
+    if (result != CUDA_SUCCESS) outcome_ = failed(result, what);
+    return result == CUDA_SUCCESS;
+  }
+
+  std::size_t size_;
+  bool is_own_;
+  bool is_mapped_ = false;
+  CUdeviceptr address_;
+  Outcome outcome_;
+};
+
+// A copy to the device may return before the data is there.
+Outcome settled(CUresult result, const char* what) {
+  if (result == CUDA_SUCCESS) result = driver().cuCtxSynchronize();
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, what);
 }
 
-// By a context of the program's: on the device that has the memory or, where the program has none
-// there, as with a peer's, on one that reaches it. Else by the device's primary one.
-Outcome copy_whole(Contexts& contexts, const Physical& physical,
-                   CUmemGenericAllocationHandle handle, std::byte* at, bool out,
-                   CUdeviceptr place = 0) {
-  const CUdevice home = physical.prop.location.id;
+// Calls `work` with a device, a context of it being current: of the program's, on the device that
+// has the memory or, where the program has none there, as with a peer's, on one that reaches it.
+// Else of the device's primary one.
+template <class Work>
+Outcome by_some_context(Contexts& contexts, CUdevice home, const Work& work) {
   const auto own = Contexts::of_program();
+  const auto by = [&](CUcontext context, CUdevice device) {
+    const CurrentContext current(context);
+    return work(device);
+  };
   const auto there = own.find(home);
-  if (there != own.end()) return copy_by(there->second, home, physical, handle, at, out, place);
+  if (there != own.end()) return by(there->second, home);
   for (const auto& [device, context] : own) {
-    const auto copied = copy_by(context, device, physical, handle, at, out, place);
-    if (copied.ok() || copied.what != kSetAccess) return copied;
+    const auto done = by(context, device);
+    if (done.ok() || done.what != kSetAccess) return done;
   }
   CUcontext context = nullptr;
   if (const auto result = contexts.retain(home, context); result != CUDA_SUCCESS)
     return failed(result, "cuDevicePrimaryCtxRetain");
-  return copy_by(context, home, physical, handle, at, out, place);
+  return by(context, home);
+}
+
+// All of it, or of what has its size, to or from `at` in this process.
+Outcome copy_whole(Contexts& contexts, const Physical& physical,
+                   CUmemGenericAllocationHandle handle, std::byte* at, bool out,
+                   CUdeviceptr place = 0) {
+  return by_some_context(contexts, physical.prop.location.id, [&](CUdevice device) {
+    const Window window(handle, physical.size, device, place);
+    if (!window.outcome().ok()) return window.outcome();
+    return out ? settled(driver().cuMemcpyDtoH_v2(at, window.address(), physical.size),
+                         "cuMemcpyDtoH")
+               : settled(driver().cuMemcpyHtoD_v2(window.address(), at, physical.size),
+                         "cuMemcpyHtoD");
+  });
+}
+
+// The same content in other memory, at the same addresses. On a failure all is as it was.
+Outcome renew(Physical& physical) {
+  CUmemGenericAllocationHandle fresh = 0;
+  if (const auto result = driver().cuMemCreate(&fresh, physical.size, &physical.prop, 0);
+      result != CUDA_SUCCESS)
+    return failed(result, "cuMemCreate");
+  Contexts contexts;
+  auto outcome = by_some_context(contexts, physical.prop.location.id, [&](CUdevice device) {
+    const Window from(physical.real, physical.size, device);
+    if (!from.outcome().ok()) return from.outcome();
+    const Window to(fresh, physical.size, device);
+    if (!to.outcome().ok()) return to.outcome();
+    return settled(driver().cuMemcpyDtoD_v2(to.address(), from.address(), physical.size),
+                   "cuMemcpyDtoD");
+  });
+  const auto all = mappings_by_physical();
+  const auto mappings = of(all, &physical);
+  const auto take = [&](CUmemGenericAllocationHandle handle, std::size_t count) -> Outcome {
+    physical.real = handle;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto mapped = map_again(*mappings[i]);
+      if (mapped.ok()) continue;
+      for (std::size_t undo = 0; undo < i; ++undo)
+        driver().cuMemUnmap(mappings[undo]->address, mappings[undo]->size);
+      return mapped;
+    }
+    return {};
+  };
+  const auto old = physical.real;
+  if (outcome.ok()) {
+    std::size_t unmapped = 0;
+    outcome = unmap(mappings, unmapped);
+    if (outcome.ok()) outcome = take(fresh, mappings.size());
+    if (!outcome.ok()) take(old, unmapped);
+  }
+  driver().cuMemRelease(outcome.ok() ? old : fresh);
+  return outcome;
 }
 
 }  // namespace
@@ -242,9 +313,17 @@ std::vector<CUcontext> known_contexts() {
 
 int captures_in_progress() { return tables().captures.load(); }
 
+// Large memory that the driver's own restore has made is not given out by it any more (seen on
+// H200s with 580.159.04 from 512 MiB on, where 64 MiB is; docs/adr/0059-renewed-memory.md), and
+// what we make is. Without room for that the driver's answer stays.
 Outcome export_segment(std::size_t index, int& fd) {
-  const auto result = driver().cuMemExportToShareableHandle(
-      &fd, segments()[index]->real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  auto& physical = *segments()[index];
+  const auto give_out = [&] {
+    return driver().cuMemExportToShareableHandle(&fd, physical.real,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  };
+  auto result = give_out();
+  if (result == CUDA_ERROR_INVALID_VALUE && renew(physical).ok()) result = give_out();
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
 }
 

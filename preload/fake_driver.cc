@@ -231,7 +231,8 @@ CUresult set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc
 CUresult export_handle(void* fd, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
                        unsigned long long) {
   ENTER(cuMemExportToShareableHandle);
-  if (!g_fake.objects.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
+  if (!g_fake.objects.contains(handle) || g_fake.unexportable.contains(handle))
+    return CUDA_ERROR_INVALID_VALUE;
   *static_cast<int*>(fd) = g_fake.exported < 0 ? -1 : ::dup(g_fake.exported);
   return CUDA_SUCCESS;
 }
@@ -333,6 +334,10 @@ CUresult copy_to_host(void* to, CUdeviceptr address, std::size_t size) {
     return CUDA_SUCCESS;
   }
   return cuts(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult copy_on_device(CUdeviceptr to, CUdeviceptr from, std::size_t size) {
+  ENTER(cuMemcpyDtoD);
+  return cuts(to, size) && cuts(from, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult get_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
   *base = pointer;
@@ -581,6 +586,7 @@ const DriverCalls& calls() {
     all.cuStreamDestroy_v2 = &destroy_stream;
     all.cuMemImportFromShareableHandle = &import_handle;
     all.cuMemcpyDtoH_v2 = &copy_to_host;
+    all.cuMemcpyDtoD_v2 = &copy_on_device;
     all.cuMemGetAddressRange_v2 = &get_range;
     all.cuPointerGetAttribute = &get_pointer_attribute;
     all.cuPointerSetAttribute = &set_pointer_attribute;

@@ -85,6 +85,7 @@ struct FakeDriver {
   static inline const cuda::CUcontext kPrimary = reinterpret_cast<cuda::CUcontext>(0x7000);
 
   // The nth call of that name from now on fails, once.
+  std::set<cuda::CUmemGenericAllocationHandle> unexportable;
   void fail_at(const std::string& call, int nth) { failures[call] = nth; }
   // Run within the next call of that name.
   void within(const std::string& call, std::function<void()> action) {

@@ -343,6 +343,43 @@ preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF
   restored_verifies
 }
 
+@test "memory that the driver's restore has made leaves by the direct path, too, where there is room to replace it" {
+  export STASIS_SIM_EXPORTS_RESTORED_BELOW=32M
+  by_driver() {
+    done_by suspend "$TARGET" --path driver
+    done_by resume "$TARGET"
+    target_goes_on
+  }
+  # Pieces of 32 MiB, and many small ones; memory that the program makes itself, mapped here and there.
+  LD_PRELOAD=$agent start_target memory --size 128M
+  by_driver
+  cycle_by direct
+  cycle_by direct
+  by_driver
+  if ((EUID == 0)); then
+    dump_it --json
+    assert_equal "$(json 'd["path"]')" direct "$out"
+    restore_it
+    target_goes_on
+    # And what plain criu has restored with the plugin, by the driver.
+    cycle_by direct
+  fi
+  restored_verifies
+  LD_PRELOAD=$agent start_target vmm --size 256M
+  by_driver
+  cycle_by direct
+  target_verifies
+  # The GPU has no room for a second one of that size.
+  export STASIS_SIM_GPUS=1x96M
+  LD_PRELOAD=$agent start_target memory --size 80M
+  by_driver
+  capture stasis suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" driver "$out"
+  assert_contains "$out" "could not export its device memory"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 @test "memory that the program has exported stays, and --path direct says so" {
   start_doing export
   refused 8 not-supported suspend "$TARGET" --path direct

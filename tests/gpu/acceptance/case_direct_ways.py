@@ -3,7 +3,7 @@
 import os
 
 from .case_direct import run_under_agent, suspended_again_and_again
-from .core import case
+from .core import case, expect, expect_equal
 from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-agent-target")
@@ -60,6 +60,30 @@ def becomes_another(machine):
     target.wait_for(lambda: not os.path.exists(go), "exec")
     target.wait_for(lambda: target.rounds() > 2, "round of the new program")
     return cycles(machine, target)
+
+
+@case("direct.way.after_driver", needs=("program stasis", "program stasis-workload"))
+def after_driver(machine):
+    """Memory that the driver's own restore has made: each later suspend takes the direct path, and a dump after it."""
+    sizes = ("128M",) if machine.simulated else ("64M", "512M", "2G", "16G")
+    seconds = {}
+    for size in sizes:
+        argv = [machine.program("stasis-workload"), "memory", "--size", size, "--status", "{status}"]
+        target = run_under_agent(machine, argv, "after-" + size)
+        target.wait_rounds(2)
+        machine.stasis("suspend", target.pid, "--path", "driver").must_succeed()
+        machine.stasis("resume", target.pid).must_succeed()
+        target.wait_rounds(2)
+        said = machine.stasis("suspend", target.pid, "--json").must_succeed().json()
+        expect_equal(said["path"], "direct", f"the path of {size} ({said['notes']})")
+        seconds[size] = said["standstill_seconds"]
+        machine.stasis("resume", target.pid).must_succeed()
+        images = os.path.join(machine.work, "images-" + size)
+        said = machine.stasis("dump", target.pid, "--images-dir", images, "--leave-running", "--json").must_succeed().json()
+        expect_equal(said["path"], "direct", f"the path of a dump of {size} ({said['notes']})")
+        target.wait_rounds(2)
+        expect(target.finish() > 0, "no round was verified")
+    return {"standstill_seconds": seconds, "note": ", ".join(f"{size}: {took:.2f} s" for size, took in seconds.items())}
 
 
 @case("direct.way.by_hand", needs=NEEDS)
