@@ -109,6 +109,20 @@ Result<void> refuse_foreign(Pid pid, const Orphans& orphans) {
        Override::kIgnoreObstacles}));
 }
 
+// The agent takes over what an owner that ends leaves behind, by the connection that it has to it.
+Result<void> refuse_lost_owner(Pid pid, const Orphans& orphans) {
+  return fail(refusal(
+      {"imported-memory", Severity::kRed, pid,
+       fmt::format("GPU memory of a process that is not to be found (it has ended, or one of the "
+                   "two has closed descriptors of the agent's, by which the memory would have been "
+                   "taken over): process {} has imported {}, which the driver cannot restore (the "
+                   "job would be lost)",
+                   pid.value, pieces(orphans.count, orphans.bytes)),
+       "have the program free it (cudaIpcCloseMemHandle; PyTorch: the last tensor of it), or start "
+       "the job again so that it closes only descriptors that it knows",
+       Override::kIgnoreObstacles}));
+}
+
 Result<void> refuse_of_other_user(const ProcessShares& importer, const ProcessShares& owner) {
   return fail(refusal(
       {"imported-memory", Severity::kRed, importer.pid,
@@ -150,13 +164,13 @@ Result<void> check_imports(const std::vector<ProcessShares>& importers,
     if (orphans.count == 0) continue;
     if (orphans.count == orphans.foreign) return refuse_foreign(process.pid, orphans);
     if (orphans.of_other_user) return refuse_of_other_user(process, *orphans.of_other_user);
+    const std::string whose = of_those(find_owners(process.pid, orphans.services));
+    if (whose.empty()) return refuse_lost_owner(process.pid, orphans);
     return fail(refusal(
         {"imported-memory", Severity::kRed, process.pid,
-         fmt::format("GPU memory of a process that is not in the tree, or that has no agent: "
-                     "process {} has imported {}{}, which the driver cannot restore (the job "
-                     "would be lost)",
-                     process.pid.value, pieces(orphans.count, orphans.bytes),
-                     of_those(find_owners(process.pid, orphans.services))),
+         fmt::format("GPU memory of a process that is not in the tree: process {} has imported "
+                     "{}{}, which the driver cannot restore (the job would be lost)",
+                     process.pid.value, pieces(orphans.count, orphans.bytes), whose),
          "name the process that both are below, and start all of them with `stasis run`",
          Override::kIgnoreObstacles}));
   }

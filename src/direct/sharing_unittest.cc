@@ -61,6 +61,8 @@ TEST(Sharing, WhatAProcessHasImportedIsOfOneAmongThem) {
   const ProcessShares owner{Pid{11}, 1000, {owned(2, 1)}};
   EXPECT_EQ(refused({importer, owner}, "process 10 has imported 2 pieces (4.00 MiB)"),
             ErrorCode::kNotSupported);
+  EXPECT_EQ(refused({importer, owner}, "of a process that is not to be found"),
+            ErrorCode::kNotSupported);
   // Nothing would help but another way to share it.
   EXPECT_EQ(refused({{Pid{12}, 0, {kForeign}}}, "process 12 has 1 piece (1.00 MiB)"),
             ErrorCode::kNotSupported);

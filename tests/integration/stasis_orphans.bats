@@ -91,7 +91,8 @@ start_orphans() {
     [[ $way == closes ]] || done_by resume "$TARGET"
     for child in "${CHILDREN[@]}"; do
       refused 8 not-supported suspend "$child"
-      assert_contains "$err" "not in the tree"
+      # The process that may still say of an owner that it is reached no more has inherited from it.
+      [[ $way == closes && $err == *"is not to be found"* ]] || assert_contains "$err" "not in the tree"
       refused 8 not-supported suspend "$child" --path driver
     done
     target_goes_on
