@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -20,6 +22,7 @@
 #include "checkpoint/state_file.h"
 #include "checkpoint/swap_record.h"
 #include "proc/proc_mount.h"
+#include "proc/trusted_path.h"
 
 namespace stasis {
 
@@ -119,6 +122,22 @@ Result<void> write_record(const std::string& path, const JournalRecord& record) 
   return done ? fault(FaultPoint::kJournalWritten) : done;
 }
 
+// Root's is in no folder in which another user could put another directory into its place between
+// two looks. Root of a user namespace does not see whose the folders above are.
+Result<void> check_way_to(const std::string& directory) {
+  if (::geteuid() != 0 || proc::unknown_owner()) return {};
+  std::error_code failed;
+  const auto absolute = std::filesystem::absolute(directory, failed).string();
+  const proc::TrustedPath judged = proc::judge_path(absolute);
+  if (judged.why_not.empty()) return {};
+  return fail(ErrorCode::kNotPermitted,
+              fmt::format("another user could put another directory into the place of the state "
+                          "directory {}: {}",
+                          directory, judged.why_not),
+              "name one by STASIS_STATE_DIR in whose folders only root, or in which only the owner "
+              "of a name, can change names, such as /run/stasis or a new one in /tmp");
+}
+
 Result<std::string> made_private(std::string directory) {
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
     Error error = errno_error("cannot make the state directory " + directory, errno);
@@ -141,6 +160,7 @@ Result<std::string> made_private(std::string directory) {
             : "make a directory of your own and name it by STASIS_STATE_DIR, in each command about "
               "the same programs; or have root remove that one");
   }
+  STASIS_TRY(check_way_to(directory));
   return directory;
 }
 

@@ -190,6 +190,27 @@ TEST_F(JournalTest, ItsDirectoryIsForThisUserAlone) {
   EXPECT_FALSE(journal_directory());
 }
 
+// The folder's owner renames it, between the look and the reading.
+TEST_F(JournalTest, RootsIsInNoFolderOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";
+  constexpr uid_t kAlice = 65533;
+  const auto home = top_ / "home";
+  std::filesystem::create_directory(home);
+  ::setenv("STASIS_STATE_DIR", (home / "state").c_str(), 1);
+  EXPECT_TRUE(journal_directory());
+  ASSERT_EQ(::chown(home.c_str(), kAlice, kAlice), 0);
+  const auto refused = journal_directory();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kNotPermitted);
+  EXPECT_THAT(refused.error().message, HasSubstr("belongs to user 65533"));
+  // Where all may make entries, and only their owner may rename them.
+  ASSERT_EQ(::chown(home.c_str(), 0, 0), 0);
+  ASSERT_EQ(::chmod(home.c_str(), 0777), 0);
+  EXPECT_FALSE(journal_directory());
+  ASSERT_EQ(::chmod(home.c_str(), 01777), 0);
+  EXPECT_TRUE(journal_directory());
+}
+
 TEST_F(JournalTest, NumbersOfOtherPidNamespacesAreNotOurs) {
   ASSERT_TRUE(journal_directory());
   auto other = R"({"operation":"dump","root":100,"owner":1,"image":"",

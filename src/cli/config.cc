@@ -16,7 +16,7 @@
 
 #include "base/fd.h"
 #include "base/suggest.h"
-#include "criu/trusted_program.h"
+#include "proc/trusted_path.h"
 
 namespace stasis::cli {
 namespace {
@@ -68,7 +68,7 @@ std::string read_trusted(ConfigFile& file) {
     file.there = false;
     return {};
   }
-  const TrustedProgram judged = judge_program(absolute);
+  const proc::TrustedPath judged = proc::judge_path(absolute);
   if (!judged.why_not.empty()) {
     file.why_not = judged.why_not;
     return {};

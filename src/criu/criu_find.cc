@@ -15,7 +15,7 @@
 #include "criu/criu.h"
 #include "criu/criu_process.h"
 #include "criu/criu_rpc.h"
-#include "criu/trusted_program.h"
+#include "proc/trusted_path.h"
 
 namespace stasis {
 namespace {
@@ -111,8 +111,8 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
   for (const std::string& path : candidates) {
     if (path.empty() || !is_program(path)) continue;
     // One that the user has named is the user's word.
-    const TrustedProgram program =
-        named.empty() ? judge_program(path) : TrustedProgram{path, std::string()};
+    const proc::TrustedPath program =
+        named.empty() ? proc::judge_path(path) : proc::TrustedPath{path, std::string()};
     auto version =
         program.why_not.empty()
             ? ask_version(program.path)

@@ -1,4 +1,4 @@
-#include "criu/trusted_program.h"
+#include "proc/trusted_path.h"
 
 #include <linux/magic.h>
 #include <sys/stat.h>
@@ -17,7 +17,7 @@
 #include "base/path_walk.h"
 #include "proc/procfs.h"
 
-namespace stasis {
+namespace stasis::proc {
 namespace {
 
 // Where users have no folders of their own: what only root can write there is root's.
@@ -44,7 +44,7 @@ class Walk {
  public:
   explicit Walk(const std::string& path) { push_names(path, rest_); }
 
-  TrustedProgram run() {
+  TrustedPath run() {
     if (auto why = enter("/", {}); !why.empty()) return {{}, std::move(why)};
     while (!rest_.empty()) {
       const std::string name = std::move(rest_.back());
@@ -97,7 +97,7 @@ class Walk {
     return {};
   }
 
-  const std::optional<uid_t> unknown_ = proc::unknown_owner();
+  const std::optional<uid_t> unknown_ = unknown_owner();
   std::vector<std::string> rest_;
   std::string at_;  // without a slash at its end: empty for the root folder
   int links_ = 0;
@@ -105,6 +105,6 @@ class Walk {
 
 }  // namespace
 
-TrustedProgram judge_program(const std::string& path) { return Walk(path).run(); }
+TrustedPath judge_path(const std::string& path) { return Walk(path).run(); }
 
-}  // namespace stasis
+}  // namespace stasis::proc

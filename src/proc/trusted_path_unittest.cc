@@ -1,4 +1,4 @@
-#include "criu/trusted_program.h"
+#include "proc/trusted_path.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,16 +9,16 @@
 
 #include <gtest/gtest.h>
 
-namespace stasis {
+namespace stasis::proc {
 namespace {
 
 constexpr uid_t kAlice = 65533;
 
-class TrustedProgramTest : public testing::Test {
+class TrustedPathTest : public testing::Test {
  protected:
   void SetUp() override {
     if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";
-    std::string name = "/tmp/trusted-program-XXXXXX";
+    std::string name = "/tmp/trusted-path-XXXXXX";
     ASSERT_NE(::mkdtemp(name.data()), nullptr);
     folder_ = name;
     make_folder("root", 0);
@@ -44,21 +44,21 @@ class TrustedProgramTest : public testing::Test {
     ASSERT_EQ(::symlink(target.c_str(), at(name).c_str()), 0);
     ASSERT_EQ(::lchown(at(name).c_str(), owner, owner), 0);
   }
-  std::string why_not(const std::string& name) const { return judge_program(at(name)).why_not; }
+  std::string why_not(const std::string& name) const { return judge_path(at(name)).why_not; }
 
   std::string folder_;
 };
 
-TEST_F(TrustedProgramTest, RootsOwnIsRunWhereItIsWithoutLinks) {
-  EXPECT_EQ(judge_program(at("root/criu")).path, at("root/criu"));
+TEST_F(TrustedPathTest, RootsOwnIsRunWhereItIsWithoutLinks) {
+  EXPECT_EQ(judge_path(at("root/criu")).path, at("root/criu"));
   make_link("root/link", "../root//./criu", 0);
   make_link("folder", at("root"), 0);
-  EXPECT_EQ(judge_program(at("folder/link")).path, at("root/criu"));
-  EXPECT_EQ(judge_program("/../.." + at("root/criu")).path, at("root/criu"));
+  EXPECT_EQ(judge_path(at("folder/link")).path, at("root/criu"));
+  EXPECT_EQ(judge_path("/../.." + at("root/criu")).path, at("root/criu"));
 }
 
 // The user who owns the link, or its folder, exchanges it between the look and the start.
-TEST_F(TrustedProgramTest, LinksAndTheirFoldersAreJudgedAsTheFileIs) {
+TEST_F(TrustedPathTest, LinksAndTheirFoldersAreJudgedAsTheFileIs) {
   make_link("alice/criu", at("root/criu"), 0);
   EXPECT_EQ(why_not("alice/criu"), at("alice") + " belongs to user 65533");
   make_link("root/hers", "criu", kAlice);
@@ -69,7 +69,7 @@ TEST_F(TrustedProgramTest, LinksAndTheirFoldersAreJudgedAsTheFileIs) {
   EXPECT_EQ(why_not("root/back"), at("alice") + " belongs to user 65533");
 }
 
-TEST_F(TrustedProgramTest, WhatOthersMayWriteIsNotRun) {
+TEST_F(TrustedPathTest, WhatOthersMayWriteIsNotRun) {
   make_program("root/open", 0, 0777);
   EXPECT_EQ(why_not("root/open"), "others may write to " + at("root/open"));
   make_folder("shared", 0, 0777);
@@ -81,15 +81,15 @@ TEST_F(TrustedProgramTest, WhatOthersMayWriteIsNotRun) {
   EXPECT_EQ(why_not("group/criu"), "others may write to " + at("group"));
 }
 
-TEST_F(TrustedProgramTest, InAStickyFolderOnlyRootsOwnEntriesCount) {
+TEST_F(TrustedPathTest, InAStickyFolderOnlyRootsOwnEntriesCount) {
   make_folder("sticky", 0, 01777);
   make_program("sticky/criu", 0);
-  EXPECT_EQ(judge_program(at("sticky/criu")).path, at("sticky/criu"));
+  EXPECT_EQ(judge_path(at("sticky/criu")).path, at("sticky/criu"));
   make_program("sticky/hers", kAlice);
   EXPECT_EQ(why_not("sticky/hers"), at("sticky/hers") + " belongs to user 65533");
 }
 
-TEST_F(TrustedProgramTest, LinksThatLeadNowhereEnd) {
+TEST_F(TrustedPathTest, LinksThatLeadNowhereEnd) {
   make_link("root/round", "round", 0);
   EXPECT_NE(why_not("root/round").find("too many links"), std::string::npos);
   make_link("root/nowhere", "missing/criu", 0);
@@ -97,4 +97,4 @@ TEST_F(TrustedProgramTest, LinksThatLeadNowhereEnd) {
 }
 
 }  // namespace
-}  // namespace stasis
+}  // namespace stasis::proc
