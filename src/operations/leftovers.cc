@@ -1,11 +1,14 @@
 #include "operations/leftovers.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <map>
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -24,15 +27,32 @@ void decide_swaps(const Group& group) {
     if (member.process.pid() == group.root()) forget_swaps_of(member.process.id());
 }
 
+namespace {
+
+bool is_ours_alone(const UniqueFd& folder) {
+  struct stat info {};
+  return ::fstat(folder.get(), &info) == 0 && info.st_uid == ::geteuid() &&
+         (info.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+// None of one that another user could have written, who may have made it only for the names in it,
+// which are removed: also one with the name of ours, where that user may write beside the image.
+std::vector<NeededFile> files_of_half(const std::string& path) {
+  const auto half = open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!half || !is_ours_alone(*half)) return {};
+  const auto criu = open_file(half->get(), std::string(manifest_format::kCriuFolder),
+                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!criu || !is_ours_alone(*criu)) return {};
+  return needed_files(*criu);
+}
+
+}  // namespace
+
 Result<void> clear_half_image(const std::string& path, bool keep_complete) {
   const auto needed = [](const std::string& leftover) { return who_needs(leftover).has_value(); };
   std::map<std::string, std::vector<NeededFile>> files;
-  for (const Leftover& leftover : find_leftovers(path)) {
-    const auto criu =
-        open_file(AT_FDCWD, fmt::format("{}/{}", leftover.path, manifest_format::kCriuFolder),
-                  O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (criu) files[leftover.path] = needed_files(*criu);
-  }
+  for (const Leftover& leftover : find_leftovers(path))
+    files[leftover.path] = files_of_half(leftover.path);
   STASIS_TRY_ASSIGN(const auto removed, clear_leftovers(path, keep_complete, needed));
   for (const std::string& gone : removed)
     remove_links(files[gone]);
