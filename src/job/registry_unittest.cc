@@ -1,13 +1,20 @@
 #include "job/registry.h"
 
+#include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include "checkpoint/journal.h"
+#include "proc/procfs.h"
 
 namespace stasis::job {
 namespace {
@@ -48,6 +55,46 @@ TEST_F(JobRegistry, FindsWhatIsEnteredUntilItIsGone) {
   }
   EXPECT_FALSE(find_job("one"));
   EXPECT_TRUE(all_jobs().empty());
+}
+
+// Who fills the records with what takes long to judge keeps root busy no longer than with little.
+TEST_F(JobRegistry, OfOneUserNoMoreThanAMegabyteIsRead) {
+  if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";
+  constexpr uid_t kAlice = 65431;
+  const fs::path state = "/tmp/stasis-65431";
+  if (fs::exists(state)) GTEST_SKIP() << "there is such a user";
+  const pid_t program = ::fork();
+  if (program == 0) {
+    if (::setresuid(kAlice, kAlice, kAlice) == 0 && ::prctl(PR_SET_DUMPABLE, 1) == 0) ::pause();
+    ::_exit(0);
+  }
+  struct stat owner {};
+  while (::stat(fmt::format("/proc/{}", program).c_str(), &owner) == 0 && owner.st_uid != kAlice)
+    ::usleep(1000);
+  const auto info = proc::ProcFs().process(Pid{program});
+  ASSERT_TRUE(info);
+  const fs::path jobs = state / ("jobs" + pid_namespace_mark());
+  fs::create_directories(jobs);
+  for (const char* name : {"a", "b", "c", "d"}) {
+    const fs::path record = jobs / (std::string(name) + ".job");
+    std::ofstream(record)
+        << std::string(std::size_t{400} << 10, ' ')
+        << fmt::format(R"({{"name":"{}","pid":{},"start_ticks":{},"init":0,)", name, program,
+                       info->start_ticks)
+        << R"("root":0,"state_dir":"","images_dir":"","command":[],"streams":[]})";
+    fs::permissions(record, fs::perms::owner_read);
+  }
+  for (const auto& one : fs::recursive_directory_iterator(state))
+    ASSERT_EQ(::chown(one.path().c_str(), kAlice, kAlice), 0);
+  ASSERT_EQ(::chown(state.c_str(), kAlice, kAlice), 0);
+  ::unsetenv("STASIS_STATE_DIR");
+  std::size_t found = 0;
+  for (const JobEntry& one : jobs_of_users())
+    found += one.process.pid.value == program ? 1 : 0;
+  EXPECT_EQ(found, 2U);
+  ::kill(program, SIGKILL);
+  ::waitpid(program, nullptr, 0);
+  fs::remove_all(state);
 }
 
 TEST_F(JobRegistry, ANameIsOneLifesAndAfterThatFree) {
