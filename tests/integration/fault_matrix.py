@@ -385,7 +385,7 @@ class Place:
             self.end_target()
             self.kind = kind  # what will be restored, and may live on into the next case
             self.pid, self.workers = self.kept_pids[kind]
-            self.put_meeting_back(self.kept_image)
+            self.put_files_back(self.kept_image)
             wait_until(60, self.number_is_free, "the number of the target is taken")
             more = ["--leave-suspended"] if "suspended" in name else []
             return ["restore", "--images-dir", self.kept_image, "--detach", *more]
@@ -447,15 +447,16 @@ class Place:
         if os.path.exists(self.meeting):
             shutil.copyfile(self.meeting, self.kept_image + ".meeting")
 
-    def put_meeting_back(self, image):
+    def put_files_back(self, image):
         """The ranks count their rounds in a file, and an image has no files; in place, as CRIU wants it."""
+        self.forget_rounds()  # a target that was killed may have left half a line
         if os.path.exists(image + ".meeting"):
             with open(image + ".meeting", "rb") as kept, open(self.meeting, "r+b") as file:
                 file.write(kept.read())
 
     def restore_and_go_on(self, image):
         self.end_target()
-        self.put_meeting_back(image)
+        self.put_files_back(image)
         self.done("restore", "--images-dir", image, "--detach")
         check(self.cuda_state() == "running", f"restored, and {self.cuda_state()}")
         self.goes_on()
