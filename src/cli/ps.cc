@@ -199,8 +199,13 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
   // What was answered since is no answer to a question of now.
   std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
   std::vector<std::shared_ptr<Question>> questions;
-  for (const proc::ProcessInfo& info : all_processes) {
-    auto maps = procfs.maps_file(info.pid, "libcuda.so");
+  std::vector<Pid> pids;
+  for (const proc::ProcessInfo& info : all_processes)
+    pids.push_back(info.pid);
+  const auto with_driver = procfs.maps_file_each(pids, "libcuda.so");
+  for (std::size_t i = 0; i < all_processes.size(); ++i) {
+    const proc::ProcessInfo& info = all_processes[i];
+    const auto& maps = with_driver[i];
     if (!maps && maps.error().code == ErrorCode::kNotPermitted)
       ++out.not_permitted;
     else if (!maps && !has_gone(maps.error()))

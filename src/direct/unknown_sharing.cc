@@ -63,14 +63,20 @@ std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
                                           const std::vector<GroupMember>& members) {
   const proc::ProcFs procfs;
   std::optional<Outside> out;
-  const auto all = procfs.all();
+  auto all = procfs.all();
   if (!all) return out;
-  for (const proc::ProcessInfo& info : *all) {
-    const bool inside = std::any_of(members.begin(), members.end(), [&](const GroupMember& member) {
-      return member.process.pid() == info.pid;
-    });
-    if (inside || info.has_ended() || !procfs.maps_file(info.pid, "libcuda.so").value_or(false))
-      continue;
+  std::erase_if(*all, [&](const proc::ProcessInfo& info) {
+    return info.has_ended() ||
+           std::any_of(members.begin(), members.end(),
+                       [&](const GroupMember& member) { return member.process.pid() == info.pid; });
+  });
+  std::vector<Pid> pids;
+  for (const proc::ProcessInfo& info : *all)
+    pids.push_back(info.pid);
+  const auto with_driver = procfs.maps_file_each(pids, "libcuda.so");
+  for (std::size_t i = 0; i < pids.size(); ++i) {
+    if (!with_driver[i].value_or(false)) continue;
+    const proc::ProcessInfo& info = (*all)[i];
     const auto theirs = shared_files(info.pid);
     if (std::any_of(theirs.begin(), theirs.end(),
                     [&](const FileId& file) { return files.contains(file); }))

@@ -9,7 +9,11 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -99,6 +103,7 @@ constexpr std::uint64_t kWritable = 2;
 constexpr std::uint64_t kExecutable = 4;
 constexpr std::uint64_t kShared = 8;
 constexpr std::uint64_t kCoveringOrNext = 16;
+constexpr std::uint64_t kOfFile = 0x20;
 
 // As the text has it, where a line break would end the line.
 std::string escaped(std::string_view name) {
@@ -136,7 +141,7 @@ constexpr std::size_t kQuestionsAtOnce = 128;
 // A tenth of the text's cost where the name of one file is long and full of line breaks (30,000
 // mappings: 459 MB, 1.2 s). The text has to be read of a kernel that does not know the question,
 // and for a name that is longer than it tells.
-Told ask_for_some(const UniqueFd& maps, std::uint64_t at) {
+Told ask_for_some(const UniqueFd& maps, std::uint64_t at, std::uint64_t which = 0) {
   std::array<char, PATH_MAX> name{};
   std::string before;  // the name of the mapping before, which often is the same
   std::string path;
@@ -144,7 +149,7 @@ Told ask_for_some(const UniqueFd& maps, std::uint64_t at) {
   while (told.mappings.size() < kQuestionsAtOnce) {
     told.next = at;
     MapQuery query;
-    query.query_flags = kCoveringOrNext;
+    query.query_flags = kCoveringOrNext | which;
     query.query_addr = at;
     query.name_size = name.size();
     query.name = reinterpret_cast<std::uint64_t>(name.data());
@@ -241,17 +246,62 @@ Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {
   return out;
 }
 
+namespace {
+
+// The last part of a path: /opt/libcuda.so.d/other does not count.
+bool is_of_file(const Mapping& mapping, std::string_view name) {
+  const std::size_t slash = mapping.path.rfind('/');
+  return slash != std::string::npos &&
+         std::string_view(mapping.path).substr(slash + 1).starts_with(name);
+}
+
+// For a call that may be held up. Nothing where it does not open, or has to be read as a text.
+std::optional<bool> maps_it(const std::string& path, const std::string& name) {
+  const UniqueFd maps(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!maps.valid()) return std::nullopt;
+  for (std::uint64_t from = 0;;) {
+    const Told told = ask_for_some(maps, from, kOfFile);
+    if (std::any_of(told.mappings.begin(), told.mappings.end(),
+                    [&](const Mapping& mapping) { return is_of_file(mapping, name); }))
+      return true;
+    if (told.wants_text) return std::nullopt;
+    if (told.is_all) return false;
+    from = told.next;
+  }
+}
+
+}  // namespace
+
 Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
   bool found = false;
   auto done = for_each_mapping(pid, [&](const Mapping& mapping) {
-    // The last part of a path: /opt/libcuda.so.d/other does not count.
-    const std::size_t slash = mapping.path.rfind('/');
-    found = slash != std::string::npos &&
-            std::string_view(mapping.path).substr(slash + 1).starts_with(name);
+    found = is_of_file(mapping, name);
     return !found;
   });
   STASIS_TRY(std::move(done));
   return found;
+}
+
+std::vector<Result<bool>> ProcFs::maps_file_each(const std::vector<Pid>& pids,
+                                                 const std::string& name) const {
+  struct Asked {
+    std::vector<std::string> paths;
+    std::vector<std::optional<bool>> answers;
+  };
+  const auto asked = std::make_shared<Asked>();
+  for (const Pid pid : pids)
+    asked->paths.push_back(fmt::format("{}/{}/maps", root_, pid.value));
+  asked->answers.resize(pids.size());
+  // One that comes late writes to what is not looked at.
+  const auto came = run_within_each(
+      pids, [asked, name](std::size_t i) { asked->answers[i] = maps_it(asked->paths[i], name); });
+  const KeptCallThread calls;
+  std::vector<Result<bool>> out;
+  for (std::size_t i = 0; i < pids.size(); ++i) {
+    const bool is_told = came[i] && asked->answers[i].has_value();
+    out.push_back(is_told ? Result<bool>(*asked->answers[i]) : maps_file(pids[i], name));
+  }
+  return out;
 }
 
 }  // namespace stasis::proc

@@ -167,6 +167,9 @@ class ProcFs {
   // Does the process map a file whose name begins with `name` ("libcuda.so")? kNotPermitted if
   // its maps may not be read. Reads no further than the first one.
   Result<bool> maps_file(Pid pid, const std::string& name) const;
+  // The same of each of these, for the cost of few.
+  std::vector<Result<bool>> maps_file_each(const std::vector<Pid>& pids,
+                                           const std::string& name) const;
 
   // "NAME=value" each, as its program was started; what it has set since is not seen.
   // kNotPermitted, kNoSuchProcess.

@@ -228,6 +228,10 @@ TEST_F(FakeProc, FindsMappedFilesByTheirName) {
               path + "\n7ffc00000000-7ffc00001000 rw-p 00000000 00:00 0  [stack]\n");
     auto found = procfs().maps_file(Pid{12}, "libcuda.so");
     EXPECT_TRUE(found);
+    // A text, which answers no question.
+    const auto each = procfs().maps_file_each({Pid{77}, Pid{12}}, "libcuda.so");
+    EXPECT_EQ(each[0].error().code, ErrorCode::kNoSuchProcess);
+    EXPECT_EQ(*each[1], *found);
     return found && *found;
   };
   EXPECT_TRUE(maps("/usr/lib/libcuda.so.1"));
@@ -458,6 +462,12 @@ TEST(RealProc, ThisProcess) {
   EXPECT_THAT(details->argv[0], HasSubstr("procfs_unittest"));
   EXPECT_TRUE(*ProcFs().maps_file(Pid{::getpid()}, "libc.so"));
   EXPECT_FALSE(*ProcFs().maps_file(Pid{::getpid()}, "libcuda.so"));
+  const Child child([] { ::pause(); });
+  const std::vector<Pid> pids = {Pid{::getpid()}, child.pid()};
+  for (const auto& one : ProcFs().maps_file_each(pids, "libc.so"))
+    EXPECT_TRUE(*one);
+  for (const auto& one : ProcFs().maps_file_each(pids, "libcuda.so"))
+    EXPECT_FALSE(*one);
   EXPECT_GT(*ProcFs().memory_available(), 1U << 20U);
 }
 
