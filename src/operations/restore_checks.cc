@@ -128,6 +128,31 @@ Error number_is_ours(const Manifest& manifest) {
                       *numbers.rbegin())};
 }
 
+// One whose session, or whose group of processes, has the number of a process of the image: such a
+// number is given to no process, also while the last one of these has ended and was not waited for.
+std::optional<proc::ProcessInfo> find_of_group(const proc::ProcFs& procfs,
+                                               const std::set<int>& numbers) {
+  const auto all = procfs.all();
+  if (!all) return std::nullopt;
+  const auto found = std::find_if(all->begin(), all->end(), [&](const proc::ProcessInfo& info) {
+    return numbers.contains(info.session) || numbers.contains(::getpgid(info.pid.value));
+  });
+  return found == all->end() ? std::nullopt : std::optional(*found);
+}
+
+Error group_in_use(const proc::ProcessInfo& user, const std::set<int>& numbers) {
+  const bool by_session = numbers.contains(user.session);
+  const int number = by_session ? user.session : ::getpgid(user.pid.value);
+  return {ErrorCode::kPidInUse,
+          fmt::format("the image needs process number {}, which is in use as that of the {} of "
+                      "process {} ({}{})",
+                      number, by_session ? "session" : "process group", user.pid.value, user.comm,
+                      user.has_ended() ? ", which has exited and was not waited for" : ""),
+          fmt::format("end process {}, or restore in a PID namespace of its own: unshare --pid "
+                      "--fork --mount-proc stasis restore ...",
+                      user.has_ended() ? user.parent.value : user.pid.value)};
+}
+
 Error thread_in_use(Tid thread, const std::string& who) {
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
@@ -208,6 +233,14 @@ Result<void> check_numbers(const Manifest& manifest) {
                             record.pid.value, info.error().message),
                 "restore in a PID namespace of its own: unshare --pid --fork --mount-proc stasis "
                 "restore ...");
+  }
+  std::set<int> numbers;
+  for (const ProcessRecord& record : manifest.processes)
+    numbers.insert(record.pid.value);
+  while (const auto user = find_of_group(procfs, numbers)) {
+    if (!user->has_ended() || since(start) >= kReapTimeout)
+      return fail(group_in_use(*user, numbers));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   // The threads of the processes above, which have gone, have gone with them.
   for (const ProcessRecord& record : manifest.processes) {

@@ -76,7 +76,10 @@ dump_target() {
   criu_does dump --tree "$TARGET" "$@"
   local pid
   for pid in "$TARGET" ${CHILDREN+"${CHILDREN[@]}"}; do wait_until 60 number_is_free "$pid"; done
+  wait_until 60 session_is_free
 }
+# Also of children that have ended and are not collected yet.
+session_is_free() { ! pgrep -s "$TARGET" >/dev/null; }
 restore_target() { criu_does restore --restore-detached "$@"; }
 
 # fails COMMAND...: a "!" in front of a command does not make a test fail.

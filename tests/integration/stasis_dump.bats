@@ -610,6 +610,26 @@ END
   grep -q '^verified' "$TARGET_LOG"
 }
 
+@test "a process number is in use as long as a process outside is of its session" {
+  need_root "CRIU"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status
+  TARGET_LOG=$BATS_TEST_TMPDIR/log
+  # shellcheck disable=SC2016
+  (exec_on_gpu setsid bash -c '(sleep 300 & echo $! >"$1.other"); exec stasis-workload memory --size 8M --status "$1"' \
+    bash "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 grep -qs ok "$TARGET_STATUS"
+  at_end_kill "$(<"$TARGET_STATUS.other")"
+  dump_it
+  refused 11 pid-in-use restore --images-dir "$image" --detach
+  assert_contains "$err" "process number $TARGET, which is in use as that of the session of process $(<"$TARGET_STATUS.other") (sleep)"
+  kill -KILL "$(<"$TARGET_STATUS.other")"
+  # Until it is waited for, which may take a moment.
+  restore_it
+  target_goes_on
+}
+
 # start_loader: a program with two workers that it forked when it used CUDA. Sets TARGET, CHILDREN.
 start_loader() {
   start_target loader
