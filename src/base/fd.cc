@@ -121,7 +121,14 @@ Result<UniqueFd> open_checked(int directory, const std::string& path, int access
   const std::string same = fmt::format("/proc/self/fd/{}", place.get());
   UniqueFd file(static_cast<int>(
       TEMP_FAILURE_RETRY(::open(same.c_str(), (access & ~O_NOFOLLOW) | kHarmless))));
-  if (!file.valid()) return fail(errno_error("cannot open " + path, errno));
+  if (!file.valid()) {
+    const int why = errno;
+    Error error = errno_error("cannot open " + path, why);
+    if (why == EWOULDBLOCK)
+      error.remedy =
+          "another program has a lease on it (F_SETLEASE): try again when it has given it up";
+    return fail(std::move(error));
+  }
   return file;
 }
 
