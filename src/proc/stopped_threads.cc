@@ -119,7 +119,7 @@ Result<void> request(Pid pid, int what, Tid thread, void* address, void* data) {
                                         thread.value, pid.value, what),
                             errno);
   error.remedy =
-      fmt::format("`stasis recover {}` lets the threads go that are still held", pid.value);
+      fmt::format("where threads are still held, `stasis recover {}` lets them go", pid.value);
   return fail(std::move(error));
 }
 
