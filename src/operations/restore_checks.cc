@@ -128,29 +128,39 @@ Error number_is_ours(const Manifest& manifest) {
                       *numbers.rbegin())};
 }
 
-// One whose session, or whose group of processes, has the number of a process of the image: such a
-// number is given to no process, also while the last one of these has ended and was not waited for.
-std::optional<proc::ProcessInfo> find_of_group(const proc::ProcFs& procfs,
-                                               const std::set<int>& numbers) {
+// A process whose session, or whose group, has the number of a process of the image.
+struct GroupMemberOf {
+  proc::ProcessInfo process;
+  int number = 0;
+  const char* what = "";
+};
+
+// Such a number is given to no process, also while the last one of these has ended and was not
+// waited for.
+std::optional<GroupMemberOf> find_of_group(const proc::ProcFs& procfs,
+                                           const std::set<int>& numbers) {
   const auto all = procfs.all();
   if (!all) return std::nullopt;
-  const auto found = std::find_if(all->begin(), all->end(), [&](const proc::ProcessInfo& info) {
-    return numbers.contains(info.session) || numbers.contains(::getpgid(info.pid.value));
-  });
-  return found == all->end() ? std::nullopt : std::optional(*found);
+  for (const proc::ProcessInfo& info : *all) {
+    if (numbers.contains(info.session)) return GroupMemberOf{info, info.session, "session"};
+    const int group = ::getpgid(info.pid.value);
+    if (numbers.contains(group)) return GroupMemberOf{info, group, "process group"};
+  }
+  return std::nullopt;
 }
 
-Error group_in_use(const proc::ProcessInfo& user, const std::set<int>& numbers) {
-  const bool by_session = numbers.contains(user.session);
-  const int number = by_session ? user.session : ::getpgid(user.pid.value);
+Error group_in_use(const GroupMemberOf& user) {
+  const proc::ProcessInfo& process = user.process;
+  const bool ended = process.has_ended();
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs process number {}, which is in use as that of the {} of "
                       "process {} ({}{})",
-                      number, by_session ? "session" : "process group", user.pid.value, user.comm,
-                      user.has_ended() ? ", which has exited and was not waited for" : ""),
-          fmt::format("end process {}, or restore in a PID namespace of its own: unshare --pid "
-                      "--fork --mount-proc stasis restore ...",
-                      user.has_ended() ? user.parent.value : user.pid.value)};
+                      user.number, user.what, process.pid.value, process.comm,
+                      ended ? ", which has exited and was not waited for" : ""),
+          fmt::format("{} {}, or restore in a PID namespace of its own: unshare --pid --fork "
+                      "--mount-proc stasis restore ...",
+                      ended ? "have its parent wait for it, process" : "end process",
+                      ended ? process.parent.value : process.pid.value)};
 }
 
 Error thread_in_use(Tid thread, const std::string& who) {
@@ -238,8 +248,8 @@ Result<void> check_numbers(const Manifest& manifest) {
   for (const ProcessRecord& record : manifest.processes)
     numbers.insert(record.pid.value);
   while (const auto user = find_of_group(procfs, numbers)) {
-    if (!user->has_ended() || since(start) >= kReapTimeout)
-      return fail(group_in_use(*user, numbers));
+    if (!user->process.has_ended() || since(start) >= kReapTimeout)
+      return fail(group_in_use(*user));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   // The threads of the processes above, which have gone, have gone with them.
