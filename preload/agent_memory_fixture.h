@@ -62,6 +62,12 @@ class AgentMemory : public ::testing::Test {
     const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
     return own::cuMemSetAccess(address, size, &right, 1);
   }
+  // The second half of 8 MiB at `at`, and all of it 8 MiB further on.
+  static void map_in_two_places(CUmemGenericAllocationHandle handle, CUdeviceptr at) {
+    EXPECT_EQ(own::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+    EXPECT_EQ(give(at, 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  }
   // Out and in again. What is mapped where must be as it was, in new memory; returns it.
   static void cycle() {
     const auto shape = [] {

@@ -263,9 +263,7 @@ TEST_F(AgentMemory, AProgramMayNotUnmapWhatItAllocated) {
 TEST_F(AgentMemory, PiecesOfOneMemoryInSeveralPlaces) {
   const auto at = reserved(16 * kMiB);
   const auto handle = created(8 * kMiB);
-  EXPECT_EQ(own::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(give(at, 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  map_in_two_places(handle, at);
   EXPECT_EQ(take_inventory().segments.size(), 1U);
   cycle();
   // Given up while mapped: it lives as long as a mapping does, and goes with the last.
@@ -284,9 +282,7 @@ TEST_F(AgentMemory, PiecesOfOneMemoryInSeveralPlaces) {
 TEST_F(AgentMemory, WhatIsGivenOutNoMoreIsReplaced) {
   const auto at = reserved(16 * kMiB);
   const auto handle = created(8 * kMiB);
-  EXPECT_EQ(own::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
-  EXPECT_EQ(give(at, 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
+  map_in_two_places(handle, at);
   EXPECT_EQ(give(at + 8 * kMiB, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
   (void)take_inventory();
   const auto before = fake().maps;
