@@ -213,7 +213,8 @@ Outcome copy_whole(Contexts& contexts, const Physical& physical,
   });
 }
 
-// The same content in other memory, at the same addresses. On a failure all is as it was.
+// The same content in other memory, at the same addresses. On a failure all is as it was, if the
+// driver maps again what it had mapped.
 Outcome renew(Physical& physical) {
   CUmemGenericAllocationHandle fresh = 0;
   if (const auto result = driver().cuMemCreate(&fresh, physical.size, &physical.prop, 0);
