@@ -124,7 +124,7 @@ bool is_kernels(dev_t device) {
 
 // A call that a program has begun to serve ends with that program alone: no signal ends it
 // (request_wait_answer() of fs/fuse/dev.c), and a thread in one holds up the end of its process. So
-// it is a child's, which has nothing of ours but a copy of the memory, and may be left behind.
+// it is a child's, which keeps nothing of ours but a copy of the memory, and may be left behind.
 bool answers_a_child(const std::string& link) {
   constexpr int kLongest = 5000;  // ms
   int pidfd = -1;
@@ -136,6 +136,7 @@ bool answers_a_child(const std::string& link) {
   if (child == 0) {
     struct statfs info {};
     ::syscall(SYS_close_range, 0U, ~0U, 0U);
+    (void)!::chdir("/");
     (void)::statfs(path, &info);
     ::_exit(0);
   }
