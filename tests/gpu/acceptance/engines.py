@@ -287,9 +287,12 @@ address = "{self.socket}"
         self.pid = next(int(line.split()[1]) for line in tasks.splitlines() if line.split()[0] == self.name)
 
     def _end_task(self):
-        self._call("tasks", "kill", "--signal", "KILL", self.name)
+        killed = self._call("tasks", "kill", "--signal", "KILL", self.name)
         self.wait_gone()
-        self._call("tasks", "delete", self.name)
+        # The first thread is gone before the others, which let go of the GPU: until then there is a task.
+        deadline = time.monotonic() + 60
+        while self._call("tasks", "delete", self.name).status != 0 and killed.status == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
         return self._call("containers", "delete", self.name)
 
     def _log(self, name):
