@@ -11,9 +11,10 @@
 #include <initializer_list>
 
 // For the tool, by its name.
+extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): a C name
-extern "C" __attribute__((visibility("default")))
-stasis::direct::Activation stasis_agent_activation{};
+__attribute__((visibility("default"))) stasis::direct::Activation stasis_agent_activation{};
+}
 
 namespace stasis::preload {
 

@@ -61,8 +61,6 @@ std::vector<Piece>& pieces() {
   return *found;
 }
 
-Outcome failed(CUresult result, const char* what) { return {result, what}; }
-
 struct Range {
   CUdeviceptr start = 0;
   CUdeviceptr end = 0;

@@ -27,7 +27,7 @@ using attach::AttachAnswer;
 using attach::AttachState;
 using attach::EntryPatch;
 
-struct Range {
+struct Extent {
   std::uintptr_t start = 0;
   std::uintptr_t end = 0;
   std::uintptr_t size() const { return end - start; }
@@ -36,11 +36,11 @@ struct Range {
 struct FoundDriver {
   int count = 0;
   char name[4096] = "";
-  Range range;
+  Extent range;
 };
 
-Range range_of(const dl_phdr_info& info) {
-  Range range{UINTPTR_MAX, 0};
+Extent range_of(const dl_phdr_info& info) {
+  Extent range{UINTPTR_MAX, 0};
   for (int i = 0; i < info.dlpi_phnum; ++i) {
     const auto& header = info.dlpi_phdr[i];
     if (header.p_type != PT_LOAD) continue;
@@ -62,8 +62,8 @@ int note_if_driver(dl_phdr_info* info, std::size_t, void* found_at) {
 }
 
 int note_if_own(dl_phdr_info* info, std::size_t, void* found_at) {
-  auto& found = *static_cast<Range*>(found_at);
-  const Range range = range_of(*info);
+  auto& found = *static_cast<Extent*>(found_at);
+  const Extent range = range_of(*info);
   const auto own = reinterpret_cast<std::uintptr_t>(&note_if_own);
   if (own < range.start || own >= range.end) return 0;
   found = range;
@@ -149,10 +149,10 @@ class HookCode {
 };
 
 // Memory of that size from which every byte of the driver's code is less than 2 GiB away.
-void* map_near(const Range& driver, std::size_t size) {
+void* map_near(const Extent& driver, std::size_t size) {
   constexpr std::uintptr_t kReach = std::uintptr_t{1900} << 20;
   constexpr std::uintptr_t kLowest = std::uintptr_t{1} << 20;
-  std::vector<Range> taken;
+  std::vector<Extent> taken;
   for_each_own_mapping([&](const OwnMapping& mapping) {
     taken.push_back({mapping.start, mapping.end});
   });
@@ -255,7 +255,7 @@ AttachAnswer make_hooks(void* library, const FoundDriver& driver) {
   if (!room)
     return answer(AttachAnswer::kNoRoom, "there is no room for the hooks within 2 GiB of ",
                   driver.name);
-  Range own;
+  Extent own;
   ::dl_iterate_phdr(&note_if_own, &own);
   const std::uint64_t constants[] = {driver.range.start, driver.range.size(), own.start,
                                      own.size()};

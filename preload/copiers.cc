@@ -58,7 +58,7 @@ Outcome Bounce::in(CUdeviceptr to, const std::byte* from, std::size_t bytes) {
 
 namespace {
 
-constexpr std::size_t kMost = 8;  // threads, the agent's own among them
+constexpr std::size_t kMostThreads = 8;  // threads, the agent's own among them
 
 struct Work {
   const Copiers::Act* act = nullptr;
@@ -75,7 +75,7 @@ std::atomic<std::uint32_t> g_calls{0};   // changes when there is; a futex
 std::atomic<std::uint32_t> g_inside{0};  // threads that may be at it; a futex
 std::atomic<std::uint32_t> g_named{0};   // threads that have their name; a futex
 std::atomic<std::size_t> g_threads{0};   // besides the agent's own
-std::array<Bounce, kMost> g_bounces;
+std::array<Bounce, kMostThreads> g_bounces;
 
 void work(Bounce& bounce) {
   while (!g_work.failed.load(std::memory_order_relaxed)) {
@@ -120,7 +120,7 @@ std::size_t processors() {
 
 void Copiers::start() {
   if (g_threads.load() > 0) return;
-  const std::size_t wanted = std::min(kMost, processors()) - 1;
+  const std::size_t wanted = std::min(kMostThreads, processors()) - 1;
   std::size_t started = 0;
   g_named = 0;
   while (started < wanted && start_thread(&copier, &g_bounces[started + 1]))

@@ -12,7 +12,7 @@ using direct::CopiedAhead;
 namespace {
 
 // The mover lets go within some 10 ms, unless the driver hangs.
-constexpr std::chrono::seconds kLongest{10};
+constexpr std::chrono::seconds kWaitAtMost{10};
 constexpr std::chrono::milliseconds kPoll{20};
 
 std::atomic<std::atomic<CopiedAhead>*> g_word{nullptr};
@@ -32,7 +32,7 @@ void wait_for_copy_ahead() {
   const int error = errno;
   auto copies = CopiedAhead::kCopies;
   word->compare_exchange_strong(copies, CopiedAhead::kEnds);
-  const auto deadline = std::chrono::steady_clock::now() + kLongest;
+  const auto deadline = std::chrono::steady_clock::now() + kWaitAtMost;
   while (word->load(std::memory_order_acquire) == CopiedAhead::kEnds &&
          std::chrono::steady_clock::now() < deadline)
     futex::wait(as_futex(*word), static_cast<std::uint32_t>(CopiedAhead::kEnds), true, kPoll);

@@ -70,13 +70,13 @@ void remember(const char* name) {
 // Most libraries look for other things by dlsym. One that is too large to be read through may look
 // for the driver.
 bool names_driver(const dl_phdr_info& info) {
-  constexpr std::size_t kMost = 64UL << 20;
+  constexpr std::size_t kReadAtMost = 64UL << 20;
   std::size_t read = 0;
   for (int i = 0; i < info.dlpi_phnum; ++i) {
     const auto& part = info.dlpi_phdr[i];
     if (part.p_type != PT_LOAD || !(part.p_flags & PF_R)) continue;
     read += part.p_filesz;
-    if (read > kMost) return true;
+    if (read > kReadAtMost) return true;
     const auto* begin = reinterpret_cast<const char*>(info.dlpi_addr + part.p_vaddr);
     for (const char* name : {"libcuda.so", "cuGetProcAddress", "cuMem"})
       if (::memmem(begin, part.p_filesz, name, std::strlen(name))) return true;

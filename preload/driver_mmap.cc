@@ -16,6 +16,7 @@
 
 #include "driver_imports.h"
 #include "intercept.h"
+#include "pages.h"
 
 namespace stasis::preload {
 namespace {
@@ -24,8 +25,7 @@ namespace {
 // any lock of the C library in their hands. So what is called from mmap() takes none, and whatever
 // has to be found out is found out before.
 
-constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
-constexpr std::size_t kMost = std::size_t{1} << 46;  // there are no more addresses
+constexpr std::size_t kNoAddress = std::size_t{1} << 46;  // there are no more addresses
 constexpr int kDriversFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
 using Mmap = void*(void*, std::size_t, int, int, int, off_t);
@@ -104,7 +104,7 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
     g_kept->let_go();
   }
   const bool meant = flags == kDriversFlags && address == nullptr && bytes >= 2 * kHugePage &&
-                     bytes < kMost && protection == (PROT_READ | PROT_WRITE) &&
+                     bytes < kNoAddress && protection == (PROT_READ | PROT_WRITE) &&
                      g_huge_pages.load(std::memory_order_relaxed) && in_driver(caller);
   if (meant) [[unlikely]] {
     const int error = errno;
@@ -115,7 +115,7 @@ void* map(void* address, std::size_t bytes, int protection, int flags, int fd, o
   return next(address, bytes, protection, flags, fd, offset);
 }
 
-int unmap(void* address, std::size_t bytes, const void* caller) {
+int unmap_for(void* address, std::size_t bytes, const void* caller) {
   if (g_steered && g_steered->is_beyond(address) && in_driver(caller)) [[unlikely]]
     return 0;
   if (g_kept && g_kept->touches(address, bytes) && in_driver(caller)) [[unlikely]] {
@@ -255,6 +255,6 @@ extern "C" void* mmap64(void* address, std::size_t bytes, int protection, int fl
                               __builtin_return_address(0));
 }
 extern "C" int munmap(void* address, std::size_t bytes) noexcept {
-  return stasis::preload::unmap(address, bytes, __builtin_return_address(0));
+  return stasis::preload::unmap_for(address, bytes, __builtin_return_address(0));
 }
 asm(".globl mmap\n.type mmap, @function\n.set mmap, mmap64\n");

@@ -12,12 +12,6 @@ namespace stasis::preload {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
-namespace {
-
-Outcome failed(CUresult result, const char* what) { return {result, what}; }
-
-}  // namespace
-
 // Where each is mapped, for the same time.
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical() {
   std::map<const Physical*, std::vector<Mapping*>> found;

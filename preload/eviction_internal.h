@@ -379,6 +379,8 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 cuda::CUcontext context_of(cuda::CUstream stream);
 // What was attached to the stream, which is gone, is not attached to it again.
 void forget_stream(cuda::CUstream stream);
+inline Outcome failed(cuda::CUresult result, const char* what) { return {result, what}; }
+
 // Of one piece, with the gate closed. unmap() says how many it has done.
 Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
 Outcome map_again(const Mapping& mapping);

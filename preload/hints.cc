@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "pages.h"
+
 namespace stasis::preload {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
@@ -13,7 +15,6 @@ namespace {
 constexpr std::size_t kMostPrefetches = 512;
 
 // The driver takes all pages that a range touches.
-constexpr CUdeviceptr kPage = 4096;
 CUdeviceptr first_page(const Hint& hint) { return hint.address / kPage * kPage; }
 CUdeviceptr behind_pages(const Hint& hint) {
   return (hint.address + hint.size + kPage - 1) / kPage * kPage;

@@ -12,6 +12,7 @@
 #include "gate.h"
 #include "intercept.h"
 #include "managed.h"
+#include "pages.h"
 
 namespace stasis::preload {
 
@@ -114,7 +115,6 @@ bool reaches_behind(CUdeviceptr pointer, std::size_t bytes) {
   const TablesLock lock;
   const auto at = managed_at(pointer);
   if (at == tables().managed.end()) return false;
-  constexpr std::size_t kPage = 4096;
   const std::size_t end = (at->second.asked + kPage - 1) / kPage * kPage;
   return bytes > end || pointer - at->first > end - bytes;
 }

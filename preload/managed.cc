@@ -14,6 +14,7 @@
 #include "driver_mmap.h"
 #include "eviction_internal.h"
 #include "intercept.h"
+#include "pages.h"
 
 namespace stasis::preload {
 
@@ -21,7 +22,6 @@ using namespace cuda;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kBlock = kManagedBlock;
 
 std::byte* pointer(CUdeviceptr address) { return reinterpret_cast<std::byte*>(address); }

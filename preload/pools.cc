@@ -141,8 +141,8 @@ CUdeviceptr allocate_from_pool(CUmemoryPool handle, std::size_t bytes, const Str
     auto* pool = pool_of(handle);
     if (!pool) pool = make_pool(handle);
     // More than any GPU has.
-    constexpr std::size_t kMost = std::size_t{1} << 45;
-    if (!pool || bytes > kMost) return 0;
+    constexpr std::size_t kLargest = std::size_t{1} << 45;
+    if (!pool || bytes > kLargest) return 0;
     if (const auto found = settle(*pool, bytes, stream, false)) return found;
     if (pool->looks_at_streams) {
       (void)collect(Seen::kByAgent);

@@ -16,6 +16,7 @@
 #include "intercept.h"
 #include "ipc_broker.h"
 #include "managed.h"
+#include "pages.h"
 #include "sharing.h"
 
 namespace stasis::preload {
@@ -30,9 +31,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPollInterval{100};
 // How often an agent in a user namespace looks whether its page is still the tools' (rejoin_file).
 constexpr std::chrono::seconds kIdlePollInterval{1};
-// The buffer is a bit larger than what was there when it was made: programs go on allocating until
-// the gate closes.
-constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 // When a peer that cannot be seen any more has certainly given up: it limits its copies by 30 s and
 // 200 MB/s (direct/agent_client.cc).
 constexpr std::chrono::seconds kPeerGivesUp{60};

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "api.h"
+#include "checkpoint_calls.h"
 #include "report.h"
 #include "target.h"
 
@@ -20,22 +21,6 @@ namespace {
 using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
-
-CUresult lock(pid_t pid, unsigned timeout_ms = 20'000) {
-  CUcheckpointLockArgs args{};
-  args.timeoutMs = timeout_ms;
-  return api().cuCheckpointProcessLock(pid, &args);
-}
-CUresult checkpoint(pid_t pid) { return api().cuCheckpointProcessCheckpoint(pid, nullptr); }
-CUresult restore(pid_t pid) { return api().cuCheckpointProcessRestore(pid, nullptr); }
-CUresult unlock(pid_t pid) { return api().cuCheckpointProcessUnlock(pid, nullptr); }
-
-// The state, or 100 + the code if it cannot be had.
-long state(pid_t pid) {
-  CUprocessState out;
-  const auto rc = api().cuCheckpointProcessGetState(pid, &out);
-  return rc == CUDA_SUCCESS ? static_cast<long>(out) : 100 + static_cast<long>(rc);
-}
 
 // Whether something becomes true within a generous time.
 template <class F>

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "api.h"
+#include "checkpoint_calls.h"
 #include "report.h"
 #include "target.h"
 
@@ -11,20 +12,6 @@ namespace stasis::conformance {
 namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace): CUDA's result codes, by their names
-
-constexpr unsigned kLockMs = 20'000;
-
-CUresult lock(pid_t pid) {
-  CUcheckpointLockArgs args{};
-  args.timeoutMs = kLockMs;
-  return api().cuCheckpointProcessLock(pid, &args);
-}
-
-long state(pid_t pid) {
-  CUprocessState out;
-  const auto rc = api().cuCheckpointProcessGetState(pid, &out);
-  return rc == CUDA_SUCCESS ? static_cast<long>(out) : 100 + static_cast<long>(rc);
-}
 
 CUresult restore_with(pid_t pid, std::vector<CUcheckpointGpuPair> pairs) {
   CUcheckpointRestoreArgs args{};

@@ -92,7 +92,7 @@ long Target::ask(const std::string& command, int timeout_ms) {
 
 namespace {
 
-constexpr unsigned kWords = 1 << 20;  // 4 MiB
+constexpr unsigned kTargetWords = 1 << 20;  // 4 MiB
 
 struct Buffer {
   std::string kind;
@@ -189,7 +189,7 @@ class Worker {
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     ::close(static_cast<int>(fd));
     ::close(static_cast<int>(process));
-    return rc ? rc : map(handle, std::size_t{kWords} * 4, opened_);
+    return rc ? rc : map(handle, std::size_t{kTargetWords} * 4, opened_);
   }
 
   int vmm_export() {
@@ -202,7 +202,7 @@ class Worker {
   CUresult alloc(const std::string& kind) {
     Buffer buffer;
     buffer.kind = kind;
-    buffer.words = kind == "small" ? 256 : kWords;
+    buffer.words = kind == "small" ? 256 : kTargetWords;
     buffer.expected = 1000 * static_cast<unsigned>(buffers_.size() + 1);
     if (auto rc = allocate(kind, buffer.device, buffer.words)) return rc;
     std::vector<unsigned> content(buffer.words);

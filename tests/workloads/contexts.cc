@@ -8,7 +8,7 @@ namespace stasis::workloads {
 namespace {
 
 constexpr int kExtraContexts = 2;
-constexpr std::uint64_t kDefaultSize = 12u << 20;
+constexpr std::uint64_t kContextsSize = 12u << 20;
 
 // Not in examples/common, as nobody else asks for limits.
 struct Limits {
@@ -42,7 +42,7 @@ void run_contexts(Run& run) {
   const auto& cuda = initialised_driver(run.options());
   const int devices = device_count(cuda);
   const auto contexts = static_cast<std::uint64_t>(devices) * (1 + kExtraContexts);
-  const std::uint64_t words = run.size_or(kDefaultSize) / contexts / sizeof(std::uint64_t);
+  const std::uint64_t words = run.size_or(kContextsSize) / contexts / sizeof(std::uint64_t);
   const Limits limits;
   std::vector<std::unique_ptr<Place>> places;
   for (int device = 0; device < devices; ++device) {

@@ -11,7 +11,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 64U << 20;
+constexpr std::uint64_t kHostSize = 64U << 20;
 constexpr std::uint64_t kOnGpu = 4U << 20;
 // Of each round's work on a part of the memory that is written anew: one in so many pieces.
 constexpr std::uint64_t kPieces = 64;
@@ -27,7 +27,7 @@ std::uint64_t* private_memory(std::uint64_t bytes) {
 
 void run_host(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
-  const std::uint64_t each = run.size_or(kDefaultSize) / kPieces / sizeof(std::uint64_t);
+  const std::uint64_t each = run.size_or(kHostSize) / kPieces / sizeof(std::uint64_t);
   std::uint64_t* const memory = private_memory(each * kPieces * sizeof(std::uint64_t));
   std::vector<std::uint64_t> seeds(kPieces);
   const auto fill = [&](std::uint64_t piece) {

@@ -20,7 +20,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 8u << 20;
+constexpr std::uint64_t kLoaderSize = 8u << 20;
 
 // All of it, also if a signal or a checkpoint comes in between. False at the end of the pipe.
 bool read_number(int fd, std::uint64_t& number) {
@@ -42,7 +42,7 @@ bool write_number(int fd, std::uint64_t number) {
   return n == static_cast<ssize_t>(sizeof number);
 }
 
-struct Worker {
+struct LoaderWorker {
   pid_t pid = -1;
   UniqueFd orders;
   UniqueFd answers;
@@ -57,7 +57,7 @@ struct Worker {
   ::_exit(0);
 }
 
-Worker start_worker(const Run& run, std::size_t which, std::vector<Worker>& others) {
+LoaderWorker start_worker(const Run& run, std::size_t which, std::vector<LoaderWorker>& others) {
   std::array<int, 2> orders{};
   std::array<int, 2> answers{};
   if (::pipe2(orders.data(), O_CLOEXEC) != 0 || ::pipe2(answers.data(), O_CLOEXEC) != 0) {
@@ -101,10 +101,10 @@ void start_workers_until(const std::stop_token& stop) {
 
 void run_loader(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
-  Buffer buffer{"buffer", 0, run.size_or(kDefaultSize) / sizeof(std::uint64_t), run.seed(0)};
+  Buffer buffer{"buffer", 0, run.size_or(kLoaderSize) / sizeof(std::uint64_t), run.seed(0)};
   buffer.data = gpu.allocate(buffer.bytes());
   gpu.kernels().fill(nullptr, buffer.data, buffer.words, buffer.seed);
-  std::vector<Worker> workers;
+  std::vector<LoaderWorker> workers;
   for (std::size_t i = 0; i < run.options().children; ++i)
     workers.push_back(start_worker(run, i, workers));
   std::jthread restless;
@@ -127,7 +127,7 @@ void run_loader(Run& run) {
     run.finish();
   }
   restless = std::jthread();
-  for (Worker& worker : workers) {
+  for (LoaderWorker& worker : workers) {
     worker.orders = UniqueFd();
     int status = 0;
     while (::waitpid(worker.pid, &status, 0) < 0 && errno == EINTR) {

@@ -9,7 +9,7 @@ namespace stasis::workloads {
 namespace {
 
 constexpr std::uint64_t kMiB = 1u << 20;
-constexpr std::uint64_t kDefaultSize = 16 * kMiB;
+constexpr std::uint64_t kMemorySize = 16 * kMiB;
 constexpr std::uint64_t kSpanWords = 512;
 constexpr int kSpansPerRound = 8;
 constexpr std::uint64_t kLongestAlignment = 512;  // of a row
@@ -105,7 +105,7 @@ class Sparse {
 
 void run_memory(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
-  std::vector<Buffer> buffers = allocate_all(gpu, run.size_or(kDefaultSize));
+  std::vector<Buffer> buffers = allocate_all(gpu, run.size_or(kMemorySize));
   const std::size_t changing = buffers.size();
   allocate_still(gpu, run.options().still, buffers);
   Sparse sparse(gpu, run.options().zeros);

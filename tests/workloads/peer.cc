@@ -6,7 +6,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 64u << 20;
+constexpr std::uint64_t kPeerSize = 64u << 20;
 constexpr std::uint64_t kSmall = 64u << 10;  // bytes; stays with the driver
 constexpr std::uint64_t kRenewEvery = 4;     // rounds
 constexpr std::size_t kGpus = 2;
@@ -54,7 +54,7 @@ class Peers {
       : run_(run),
         gpus_{Gpu::primary(initialised_driver(run.options()), 0),
               Gpu::primary(initialised_driver(run.options()), 1)} {
-    const std::uint64_t size = run.size_or(kDefaultSize) / (3 * kGpus);
+    const std::uint64_t size = run.size_or(kPeerSize) / (3 * kGpus);
     for (std::size_t i = 0; i < kGpus; ++i) {
       add(i, "before", size, false);
       add(i, "before", kSmall, false);

@@ -10,7 +10,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 12u << 20;
+constexpr std::uint64_t kPinnedSize = 12u << 20;
 
 struct HostBuffer {
   std::string name;
@@ -26,7 +26,7 @@ std::uint64_t* anonymous_memory(std::uint64_t bytes) {
   return static_cast<std::uint64_t*>(memory);
 }
 
-std::array<HostBuffer, 3> allocate_all(const Gpu& gpu, std::uint64_t bytes) {
+std::array<HostBuffer, 3> allocate_pinned(const Gpu& gpu, std::uint64_t bytes) {
   std::array<HostBuffer, 3> buffers;
   void* pointer = nullptr;
   gpu.cuda().cuMemAllocHost_v2(&pointer, bytes);
@@ -49,9 +49,9 @@ std::array<HostBuffer, 3> allocate_all(const Gpu& gpu, std::uint64_t bytes) {
 void run_pinned(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   const auto& cuda = gpu.cuda();
-  const std::uint64_t words = run.size_or(kDefaultSize) / 3 / 4096 * 4096 / sizeof(std::uint64_t);
+  const std::uint64_t words = run.size_or(kPinnedSize) / 3 / 4096 * 4096 / sizeof(std::uint64_t);
   const std::uint64_t bytes = words * sizeof(std::uint64_t);
-  auto hosts = allocate_all(gpu, bytes);
+  auto hosts = allocate_pinned(gpu, bytes);
   const cuda::CUdeviceptr device = gpu.allocate(bytes);
   const cuda::CUstream stream = gpu.stream();
   std::vector<std::uint64_t> seeds(hosts.size());

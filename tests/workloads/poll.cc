@@ -10,7 +10,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 16u << 20;
+constexpr std::uint64_t kPollSize = 16u << 20;
 
 // Makes one call again and again until told to stop, with --own-us of other work in between.
 template <class Call>
@@ -36,7 +36,7 @@ void run_poll(Run& run) {
   const programs::CudaApi& cuda = gpu.cuda();
   const cuda::CUstream stream = gpu.stream();
   Checker checker(gpu, 1);
-  Buffer buffer{"memory", 0, run.size_or(kDefaultSize) / sizeof(std::uint64_t), run.seed(0)};
+  Buffer buffer{"memory", 0, run.size_or(kPollSize) / sizeof(std::uint64_t), run.seed(0)};
   buffer.data = gpu.allocate(buffer.bytes());
   gpu.kernels().fill(stream, buffer.data, buffer.words, buffer.seed);
   cuda::CUevent event = nullptr;

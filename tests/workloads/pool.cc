@@ -7,8 +7,8 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::size_t kLive = 8;
-constexpr std::uint64_t kDefaultSize = 32u << 20;
+constexpr std::size_t kPoolLive = 8;
+constexpr std::uint64_t kPoolSize = 32u << 20;
 
 // Ends the program with "skipped" if the driver has no pools.
 cuda::CUdeviceptr allocate(const Gpu& gpu, std::uint64_t bytes, cuda::CUstream stream) {
@@ -27,10 +27,10 @@ cuda::CUdeviceptr allocate(const Gpu& gpu, std::uint64_t bytes, cuda::CUstream s
 
 void run_pool(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
-  const std::uint64_t largest = run.size_or(kDefaultSize) / kLive;
+  const std::uint64_t largest = run.size_or(kPoolSize) / kPoolLive;
   const cuda::CUstream stream = gpu.stream();
-  Checker checker(gpu, kLive);
-  std::array<Buffer, kLive> live;
+  Checker checker(gpu, kPoolLive);
+  std::array<Buffer, kPoolLive> live;
 
   auto renew = [&](std::size_t slot) {
     Buffer& buffer = live[slot];
@@ -42,18 +42,18 @@ void run_pool(Run& run) {
     buffer.seed = run.seed(run.round(), 600 + slot);
     gpu.kernels().fill(stream, buffer.data, buffer.words, buffer.seed);
   };
-  for (std::size_t slot = 0; slot < kLive; ++slot)
+  for (std::size_t slot = 0; slot < kPoolLive; ++slot)
     renew(slot);
   gpu.cuda().cuStreamSynchronize(stream);
 
   while (run.next()) {
     checker.begin(stream);
-    for (std::size_t slot = 0; slot < kLive; ++slot) {
+    for (std::size_t slot = 0; slot < kPoolLive; ++slot) {
       checker.advance(stream, live[slot], run.seed(run.round(), slot));
     }
     // Queued behind the check and not waited for: a checkpoint may find them pending.
-    renew(run.round() % kLive);
-    renew((run.round() * 3 + 1) % kLive);
+    renew(run.round() % kPoolLive);
+    renew((run.round() * 3 + 1) % kPoolLive);
     checker.verify(stream, run);
     run.finish();
   }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kRegions = 6;
 constexpr std::size_t kWeights = 4;  // of those; the others are a cache that is made anew
-constexpr std::uint64_t kDefaultSize = 48u << 20;
+constexpr std::uint64_t kSleepSize = 48u << 20;
 constexpr std::uint64_t kAwake = 4;  // rounds
 constexpr std::uint64_t kAsleep = 4;
 
@@ -70,7 +70,7 @@ void run_sleep(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   std::vector<Region> regions;
   for (std::size_t i = 0; i < kRegions; ++i)
-    regions.emplace_back(gpu, i, run.size_or(kDefaultSize) / kRegions);
+    regions.emplace_back(gpu, i, run.size_or(kSleepSize) / kRegions);
   Checker checker(gpu, kRegions);
   const auto fill = [&](std::size_t i) {
     Buffer& buffer = regions[i].buffer();

@@ -30,7 +30,7 @@ struct Socket {
   bool connected = false;
 };
 
-using Place = std::pair<int, int>;  // level and number
+using PlaceInTree = std::pair<int, int>;  // level and number
 
 struct Levels {
   int level;
@@ -42,13 +42,13 @@ constexpr std::array kLevels = {Levels{1, 90},   Levels{0, 60},  Levels{41, 85},
 
 // Reading it has an effect (SO_ERROR, TCP_SAVED_SYN, TCP_ZEROCOPY_RECEIVE), or it is a switch of an
 // operation (TCP_REPAIR and its queue, UDP_CORK, which CRIU refuses), or it is SO_RCVBUFFORCE's.
-const std::set<Place> kLeftAlone = {{1, 4},  {6, 28}, {6, 35}, {6, 19}, {6, 20},
-                                    {6, 21}, {6, 22}, {6, 29}, {17, 1}, {6, 31}};
+const std::set<PlaceInTree> kLeftAlone = {{1, 4},  {6, 28}, {6, 35}, {6, 19}, {6, 20},
+                                          {6, 21}, {6, 22}, {6, 29}, {17, 1}, {6, 31}};
 // The kernel changes them by itself while there is a connection: TCP_WINDOW_CLAMP, TCP_QUICKACK,
 // SO_INCOMING_CPU, TCP_MAXSEG.
-const std::set<Place> kOfConnection = {{6, 10}, {6, 12}, {1, 49}, {6, 2}};
+const std::set<PlaceInTree> kOfConnection = {{6, 10}, {6, 12}, {1, 49}, {6, 2}};
 
-std::optional<std::string> get(const Socket& socket, Place place) {
+std::optional<std::string> get(const Socket& socket, PlaceInTree place) {
   std::array<char, 256> buffer{};
   socklen_t size = buffer.size();
   if (::getsockopt(socket.fd.get(), place.first, place.second, buffer.data(), &size) != 0)
@@ -61,15 +61,15 @@ std::string bytes(const void* data, std::size_t size) {
 }
 
 // Values that may be another one than `now`.
-std::vector<std::string> other_values(Place place, const std::string& now) {
+std::vector<std::string> other_values(PlaceInTree place, const std::string& now) {
   std::vector<std::string> out;
-  if (place == Place{6, 13}) return {"reno", "cubic"};  // TCP_CONGESTION
+  if (place == PlaceInTree{6, 13}) return {"reno", "cubic"};  // TCP_CONGESTION
   if (now.size() == sizeof(int)) {
     int value = 0;
     std::memcpy(&value, now.data(), sizeof value);
     for (const int other : {value == 0 ? 1 : 0, value + 1, 2, 3, 7, 100, 4000, 64000, -1})
       if (other != value) out.push_back(bytes(&other, sizeof other));
-  } else if (place == Place{1, 13}) {
+  } else if (place == PlaceInTree{1, 13}) {
     const linger other{1, 9};
     out.push_back(bytes(&other, sizeof other));
   } else if (now.size() == sizeof(std::uint64_t)) {
@@ -153,7 +153,7 @@ class Sockets {
     const auto index = static_cast<std::size_t>(&socket - sockets_.data());
     for (const Levels& levels : kLevels) {
       for (int name = 0; name <= levels.last; ++name) {
-        const Place place{levels.level, name};
+        const PlaceInTree place{levels.level, name};
         if (kLeftAlone.contains(place) || (socket.connected && kOfConnection.contains(place)))
           continue;
         const auto now = get(socket, place);

@@ -23,7 +23,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr const char* kSubject = "system calls that wait";
+constexpr const char* kCallsSubject = "system calls that wait";
 constexpr timespec kLong{100000, 0};
 
 timespec later(clockid_t clock) {
@@ -66,7 +66,7 @@ void add_call(Probe& probe, const char* name, const std::function<long()>& call)
   };
   auto seen = std::make_shared<Seen>();
   probe.add_check(
-      kSubject, name,
+      kCallsSubject, name,
       [=] {
         std::thread([=] {
           sigset_t all;

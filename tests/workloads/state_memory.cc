@@ -14,7 +14,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr const char* kSubject = "memory";
+constexpr const char* kMemorySubject = "memory";
 constexpr std::size_t kSize = 4u << 20;
 // linux/prctl.h; newer than Debian 12's
 constexpr int kSetMemoryMerge = 67;
@@ -58,7 +58,7 @@ std::string flags_at(void* address) {
 void add_advice(Probe& probe, const char* name, int advice) {
   void* mapping = new_mapping();
   probe.add(
-      kSubject, name, [=] { return answer(madvise(mapping, kSize, advice), "madvise"); },
+      kMemorySubject, name, [=] { return answer(madvise(mapping, kSize, advice), "madvise"); },
       [=] { return flags_at(mapping); });
 }
 
@@ -76,20 +76,21 @@ std::string locking() {
 
 void add_memory(Probe& probe) {
   probe.add(
-      kSubject, "NUMA policy of the first thread", [] { return set_policy(MPOL_BIND); }, policy);
+      kMemorySubject, "NUMA policy of the first thread", [] { return set_policy(MPOL_BIND); },
+      policy);
   probe.add_for_thread(
-      kSubject, "NUMA policy of another thread", [] { return set_policy(MPOL_INTERLEAVE); },
+      kMemorySubject, "NUMA policy of another thread", [] { return set_policy(MPOL_INTERLEAVE); },
       policy);
   void* bound = new_mapping();
   probe.add(
-      kSubject, "NUMA policy of a mapping (mbind)",
+      kMemorySubject, "NUMA policy of a mapping (mbind)",
       [=] {
         const unsigned long nodes = 1;
         return answer(syscall(SYS_mbind, bound, kSize, MPOL_PREFERRED, &nodes, 8UL, 0), "mbind");
       },
       [=] { return policy_at(bound); });
   probe.add(
-      kSubject,
+      kMemorySubject,
       "transparent huge pages disabled (PR_SET_THP_DISABLE), where Linux can but for advised "
       "memory",
       [] {
@@ -98,15 +99,15 @@ void add_memory(Probe& probe) {
       },
       [] { return std::to_string(prctl(PR_GET_THP_DISABLE, 0UL, 0UL, 0UL, 0UL)); });
   probe.add(
-      kSubject, "pages of equal content merged (PR_SET_MEMORY_MERGE)",
+      kMemorySubject, "pages of equal content merged (PR_SET_MEMORY_MERGE)",
       [] { return answer(prctl(kSetMemoryMerge, 1UL, 0UL, 0UL, 0UL), "prctl"); },
       [] { return std::to_string(prctl(kGetMemoryMerge, 0UL, 0UL, 0UL, 0UL)); });
   probe.add(
-      kSubject, "new memory is locked (mlockall, MCL_FUTURE)",
+      kMemorySubject, "new memory is locked (mlockall, MCL_FUTURE)",
       [] { return answer(mlockall(MCL_FUTURE), "mlockall"); }, [] { return locking(); });
   void* locked = new_mapping();
   probe.add(
-      kSubject, "memory that is locked (mlock)",
+      kMemorySubject, "memory that is locked (mlock)",
       [=] { return answer(mlock(locked, kSize), "mlock"); }, [=] { return flags_at(locked); });
   add_advice(probe, "MADV_DONTFORK", MADV_DONTFORK);
   add_advice(probe, "MADV_DONTDUMP", MADV_DONTDUMP);

@@ -12,7 +12,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr const char* kSubject = "scheduling";
+constexpr const char* kSchedulingSubject = "scheduling";
 
 Problem set_cpu(bool last) {
   cpu_set_t set;
@@ -61,7 +61,7 @@ struct Attributes {
   std::uint32_t least = 0;
   std::uint32_t most = 0;
 };
-std::string policy() {
+std::string policy_text() {
   Attributes now;
   if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0) return because("sched_getattr");
   return "policy " + std::to_string(now.policy) + " priority " + std::to_string(now.priority) +
@@ -81,7 +81,7 @@ Worker& new_worker() { return *new Worker; }  // NOLINT: needed to the end
 void add_policy(Probe& probe, const char* name, const Attributes& wanted) {
   Worker& worker = new_worker();
   probe.add(
-      kSubject, name,
+      kSchedulingSubject, name,
       [&worker, wanted] {
         Problem unset;
         worker.run([&] { unset = set_policy(wanted); });
@@ -89,7 +89,7 @@ void add_policy(Probe& probe, const char* name, const Attributes& wanted) {
       },
       [&worker] {
         std::string now;
-        worker.run([&] { now = policy(); });
+        worker.run([&] { now = policy_text(); });
         return now;
       });
 }
@@ -101,7 +101,7 @@ void add_slice(Probe& probe) {
     return syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 ? 0 : now.runtime;
   };
   probe.add(
-      kSubject, "time slice of a thread (sched_setattr)",
+      kSchedulingSubject, "time slice of a thread (sched_setattr)",
       [&worker, slice] {
         Problem unset;
         worker.run([&] {
@@ -124,14 +124,14 @@ void add_slice(Probe& probe) {
 
 void add_scheduling(Probe& probe) {
   probe.add(
-      kSubject, "CPU affinity of the first thread", [] { return set_cpu(true); }, cpus);
+      kSchedulingSubject, "CPU affinity of the first thread", [] { return set_cpu(true); }, cpus);
   probe.add_for_thread(
-      kSubject, "CPU affinity of another thread", [] { return set_cpu(false); }, cpus);
+      kSchedulingSubject, "CPU affinity of another thread", [] { return set_cpu(false); }, cpus);
   probe.add(
-      kSubject, "nice value of the first thread",
+      kSchedulingSubject, "nice value of the first thread",
       [] { return answer(setpriority(PRIO_PROCESS, 0, 3), "setpriority"); }, policy);
   probe.add_for_thread(
-      kSubject, "nice value of another thread",
+      kSchedulingSubject, "nice value of another thread",
       [] { return answer(setpriority(PRIO_PROCESS, 0, 7), "setpriority"); }, policy);
   add_policy(probe, "SCHED_BATCH", {.policy = SCHED_BATCH, .nice = 5});
   add_policy(probe, "SCHED_IDLE", {.policy = SCHED_IDLE});
@@ -140,7 +140,7 @@ void add_scheduling(Probe& probe) {
   add_policy(probe, "SCHED_FLAG_RESET_ON_FORK", {.policy = SCHED_BATCH, .flags = 1, .nice = 4});
   add_slice(probe);
   probe.add(
-      kSubject, "nice value of the session (autogroup)",
+      kSchedulingSubject, "nice value of the session (autogroup)",
       []() -> Problem {
         // Of a session of its own, which nothing outside of the tree is in.
         if (getsid(0) != getpid() && setsid() < 0) return "it leads no session";
@@ -157,15 +157,16 @@ void add_scheduling(Probe& probe) {
         return rest;
       });
   probe.add(
-      kSubject, "IO priority of the first thread", [] { return set_io_priority(2, 6); },
+      kSchedulingSubject, "IO priority of the first thread", [] { return set_io_priority(2, 6); },
       io_priority);
   probe.add_for_thread(
-      kSubject, "IO priority of another thread", [] { return set_io_priority(3, 0); }, io_priority);
+      kSchedulingSubject, "IO priority of another thread", [] { return set_io_priority(3, 0); },
+      io_priority);
   probe.add(
-      kSubject, "timer slack of the first thread",
+      kSchedulingSubject, "timer slack of the first thread",
       [] { return answer(prctl(PR_SET_TIMERSLACK, 123456UL), "prctl"); }, timer_slack);
   probe.add_for_thread(
-      kSubject, "timer slack of another thread",
+      kSchedulingSubject, "timer slack of another thread",
       [] { return answer(prctl(PR_SET_TIMERSLACK, 654321UL), "prctl"); }, timer_slack);
 }
 

@@ -13,7 +13,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr const char* kSubject = "signals";
+constexpr const char* kSignalsSubject = "signals";
 std::atomic<int> g_parent_ended{0};
 
 Problem block(int signal) {
@@ -101,14 +101,14 @@ void block_signals_that_wait() {
 void add_signals(Probe& probe) {
   const int queued = kQueued;
   probe.add_check(
-      kSubject, "signal that waits for the process", [] { return pending(SIGUSR2, 1, false); },
-      [] { return check_pending(SIGUSR2, 1, false); });
+      kSignalsSubject, "signal that waits for the process",
+      [] { return pending(SIGUSR2, 1, false); }, [] { return check_pending(SIGUSR2, 1, false); });
   probe.add_check(
-      kSubject, "signals that wait for the process, their order and values",
+      kSignalsSubject, "signals that wait for the process, their order and values",
       [=] { return pending(queued, 3, false); }, [=] { return check_pending(queued, 3, false); });
   Worker& worker = probe.worker();
   probe.add_check(
-      kSubject, "signals that wait for a thread, their order and values",
+      kSignalsSubject, "signals that wait for a thread, their order and values",
       [=, &worker] {
         Problem problem;
         worker.run([&] { problem = pending(queued + 1, 3, true); });
@@ -120,7 +120,7 @@ void add_signals(Probe& probe) {
         return problem;
       });
   probe.add(
-      kSubject, "handler, its mask and flags",
+      kSignalsSubject, "handler, its mask and flags",
       [] {
         struct sigaction action {};
         action.sa_handler = [](int) {};
@@ -130,9 +130,9 @@ void add_signals(Probe& probe) {
       },
       handler);
   probe.add_for_thread(
-      kSubject, "signal mask of a thread", [] { return block(SIGTSTP); }, mask);
+      kSignalsSubject, "signal mask of a thread", [] { return block(SIGTSTP); }, mask);
   probe.add_for_thread(
-      kSubject, "alternate signal stack of a thread",
+      kSignalsSubject, "alternate signal stack of a thread",
       [] {
         static char stack[65536];
         const stack_t wanted{stack, 0, sizeof stack};
@@ -141,7 +141,7 @@ void add_signals(Probe& probe) {
       alternate_stack);
   // The root of the tree is restored by a tool that ends; a child's parent is in the tree.
   probe.add_check(
-      kSubject, "parent-death signal: none comes of a restore",
+      kSignalsSubject, "parent-death signal: none comes of a restore",
       [] {
         struct sigaction action {};
         action.sa_handler = [](int) { ++g_parent_ended; };
@@ -155,7 +155,7 @@ void add_signals(Probe& probe) {
       });
   if (probe.is_child()) {
     probe.add(
-        kSubject, "parent-death signal of a child", [] { return Problem(); },
+        kSignalsSubject, "parent-death signal of a child", [] { return Problem(); },
         [] {
           int signal = -1;
           return prctl(PR_GET_PDEATHSIG, &signal) != 0 ? because("prctl") : std::to_string(signal);

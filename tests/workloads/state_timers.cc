@@ -16,7 +16,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr const char* kSubject = "timers";
+constexpr const char* kTimersSubject = "timers";
 constexpr long kFar = 100000;  // seconds
 // What the test's own steps take.
 constexpr double kTolerance = 0.2;
@@ -55,7 +55,7 @@ std::uint64_t take(int fd) {
 void add_periodic(Probe& probe, const char* name, clockid_t clock, int flags) {
   const int fd = timerfd_create(clock, TFD_CLOEXEC | TFD_NONBLOCK);
   probe.add_check(
-      kSubject, name,
+      kTimersSubject, name,
       [=] {
         itimerspec when{{0, 20'000'000}, {0, 20'000'000}};
         if (flags != 0) when.it_value = as_time(now(clock) + 0.02);
@@ -82,7 +82,7 @@ void add_far(Probe& probe, const char* name, clockid_t clock, int flags) {
   };
   auto before = std::make_shared<double>();
   probe.add_check(
-      kSubject, name,
+      kTimersSubject, name,
       [=] {
         itimerspec when{{7, 0}, {kFar, 500'000'000}};
         if (flags != 0) when.it_value = as_time(now(clock) + kFar + 0.5);
@@ -105,7 +105,7 @@ void add_interval(Probe& probe, const char* name, __itimer_which which) {
            (timer.it_interval.tv_sec == 9 ? 0 : 1e6);
   };
   probe.add_check(
-      kSubject, name,
+      kTimersSubject, name,
       [=] {
         itimerval timer{{9, 0}, {kFar, 0}};
         Problem unset = answer(setitimer(which, &timer, nullptr), "setitimer");
@@ -129,7 +129,7 @@ void add_posix(Probe& probe, const char* name, clockid_t clock, int flags, bool 
     return seconds(left.it_value) + (flags != 0 ? now(clock) : now(CLOCK_MONOTONIC));
   };
   probe.add_check(
-      kSubject, name,
+      kTimersSubject, name,
       [=] {
         sigevent event{};
         event.sigev_notify = for_thread ? SIGEV_THREAD_ID : SIGEV_SIGNAL;
@@ -172,7 +172,7 @@ void add_timers(Probe& probe) {
             TIMER_ABSTIME, false);
   auto before = std::make_shared<double>();
   probe.add_check(
-      kSubject, "CLOCK_MONOTONIC never goes back",
+      kTimersSubject, "CLOCK_MONOTONIC never goes back",
       [=] {
         *before = now(CLOCK_MONOTONIC);
         return Problem();

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t kStreams = 4;
 constexpr int kSteps = 6;
-constexpr std::uint64_t kDefaultSize = 1u << 20;
-constexpr std::uint32_t kDefaultBusyMs = 2;
+constexpr std::uint64_t kStreamsSize = 1u << 20;
+constexpr std::uint32_t kStreamsBusyMs = 2;
 
 // Counts the host functions of one stream, which the driver must call once each and in order.
 struct HostCalls {
@@ -48,7 +48,7 @@ class Lanes {
   explicit Lanes(Run& run)
       : run_(run),
         gpu_(Gpu::primary(initialised_driver(run.options()), 0)),
-        words_(run.size_or(kDefaultSize) / kStreams / 2 / sizeof(std::uint64_t)),
+        words_(run.size_or(kStreamsSize) / kStreams / 2 / sizeof(std::uint64_t)),
         spins_(gpu_.allocate(sizeof(std::uint64_t))) {
     gpu_.cuda().cuMemsetD8_v2(spins_, 0, sizeof(std::uint64_t));
     for (std::size_t k = 0; k < kStreams; ++k)
@@ -123,7 +123,7 @@ class Lanes {
     Lane& from = lanes_[neighbour(k)];
     const std::uint64_t key_offset = static_cast<std::uint64_t>(step) * sizeof(std::uint64_t);
     lane.key_host[step] = key_of(k, step);
-    gpu_.kernels().spin(lane.stream, std::uint64_t{run_.busy_ms_or(kDefaultBusyMs)} * 1'000'000,
+    gpu_.kernels().spin(lane.stream, std::uint64_t{run_.busy_ms_or(kStreamsBusyMs)} * 1'000'000,
                         spins_);
     cuda.cuStreamWaitEvent(lane.stream, from.event, 0);
     cuda.cuMemcpyDtoDAsync_v2(lane.scratch, from.data, bytes(), lane.stream);

@@ -12,7 +12,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 8u << 20;
+constexpr std::uint64_t kThreadsSize = 8u << 20;
 constexpr int kLaunchesPerRound = 16;
 constexpr std::chrono::milliseconds kDelayToMeet{2};
 
@@ -48,7 +48,7 @@ void work(const Gpu& gpu, const Run& run, std::size_t which, std::uint64_t words
 void run_threads(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   const std::size_t count = run.options().threads;
-  const std::uint64_t words = run.size_or(kDefaultSize) / count / sizeof(std::uint64_t);
+  const std::uint64_t words = run.size_or(kThreadsSize) / count / sizeof(std::uint64_t);
   std::atomic<bool> stop{false};
   std::barrier<> start(static_cast<std::ptrdiff_t>(count + 1));
   std::barrier<> end(static_cast<std::ptrdiff_t>(count + 1));

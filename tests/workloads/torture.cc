@@ -9,16 +9,17 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr std::uint64_t kDefaultSize = 512u << 20;
-constexpr std::uint64_t kSmallest = 4096;
+constexpr std::uint64_t kTortureSize = 512u << 20;
+constexpr std::uint64_t kTortureSmallest = 4096;
 constexpr std::uint64_t kLargestAtLeast = 8u << 20;
 
 // Every order of magnitude as often as any other, so that there are many small ones and most of the
 // memory lies in large ones; sizes that are a multiple of nothing but words.
 std::uint64_t some_size(std::uint64_t random, std::uint64_t largest) {
   const double part = static_cast<double>(random >> 11) * 0x1p-53;
-  const double size = static_cast<double>(kSmallest) *
-                      std::pow(static_cast<double>(largest) / static_cast<double>(kSmallest), part);
+  const double size =
+      static_cast<double>(kTortureSmallest) *
+      std::pow(static_cast<double>(largest) / static_cast<double>(kTortureSmallest), part);
   return static_cast<std::uint64_t>(size) / sizeof(std::uint64_t) * sizeof(std::uint64_t);
 }
 
@@ -26,12 +27,12 @@ std::uint64_t some_size(std::uint64_t random, std::uint64_t largest) {
 
 void run_torture(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
-  const std::uint64_t size = run.size_or(kDefaultSize);
+  const std::uint64_t size = run.size_or(kTortureSize);
   const std::uint64_t largest = std::max(size / 64, kLargestAtLeast);
   // So many in a row have the same size and content. An image holds that content once.
   const std::uint64_t copies = run.options().copies;
   std::vector<Buffer> buffers;
-  for (std::uint64_t left = size; left >= kSmallest;) {
+  for (std::uint64_t left = size; left >= kTortureSmallest;) {
     const std::uint64_t kind = buffers.size() / copies;
     const std::uint64_t bytes = std::min(some_size(run.seed(0, kind), largest),
                                          left / sizeof(std::uint64_t) * sizeof(std::uint64_t));

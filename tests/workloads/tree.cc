@@ -14,7 +14,7 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr int kPollMs = 10;
+constexpr int kTreePollMs = 10;
 
 // The number in a status file, 0 if it has none yet.
 unsigned long long round_in(const std::string& path) {
@@ -72,7 +72,7 @@ void supervise(Run& run, const std::vector<std::vector<std::string>>& programs) 
       while (round_in(files[i]) <= before[i] && !Run::stop_requested()) {
         // Of any: this one may wait for one that has ended.
         require_all(run, children);
-        sleep_ms(kPollMs);
+        sleep_ms(kTreePollMs);
       }
       before[i] = round_in(files[i]);
     }

@@ -10,7 +10,7 @@ namespace stasis::workloads {
 namespace {
 
 constexpr std::size_t kChunks = 4;
-constexpr std::uint64_t kDefaultSize = 32u << 20;
+constexpr std::uint64_t kVmmSize = 32u << 20;
 constexpr std::uint64_t kSwapEvery = 4;
 constexpr std::uint64_t kReplaceEvery = 6;
 
@@ -88,7 +88,7 @@ class Range {
 void run_vmm(Run& run) {
   const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   const cuda::CUstream stream = gpu.stream();
-  Range range(gpu, run.size_or(kDefaultSize));
+  Range range(gpu, run.size_or(kVmmSize));
   Checker checker(gpu, kChunks);
   auto fill = [&](std::size_t i) {
     Buffer& chunk = range.chunks()[i];
