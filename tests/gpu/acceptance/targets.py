@@ -59,6 +59,16 @@ def session_of(pid):
         return 0
 
 
+def rounds_in(path):
+    """How many rounds a workload's heartbeat tells of."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            match = re.match(r"round (\d+) ok", file.read())
+    except OSError:
+        return 0
+    return int(match.group(1)) if match else 0
+
+
 def reap_strays(known):
     """Reaps adopted children that no Target will ask for."""
     while True:
@@ -99,12 +109,7 @@ class Target:
 
     def rounds(self, suffix=""):
         """How many rounds it has verified, by its heartbeat; of a child of a tree: suffix '.1'."""
-        try:
-            with open(self.status_file + suffix, encoding="ascii", errors="replace") as file:
-                match = re.match(r"round (\d+) ok", file.read())
-        except OSError:
-            return 0
-        return int(match.group(1)) if match else 0
+        return rounds_in(self.status_file + suffix)
 
     def wait_for(self, condition, what, timeout=60):
         deadline = time.monotonic() + timeout
