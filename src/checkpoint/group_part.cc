@@ -55,7 +55,7 @@ constexpr milliseconds kLookAgain{20};
 
 constexpr const char* kLead = "lead";
 constexpr const char* kRoster = "roster";
-constexpr const char* kRest = "rest";        // the first decision
+constexpr const char* kRest = kFirstDecision;
 constexpr const char* kOutcome = "outcome";  // the second
 constexpr std::string_view kPartPrefix = "part.";
 
@@ -82,6 +82,10 @@ Error error_of(const GroupDecision& decision) {
 
 bool is_against(Verdict verdict) {
   return verdict == Verdict::kGoOn || verdict == Verdict::kBack || verdict == Verdict::kPartly;
+}
+// Of a job.
+bool is_start(const std::string& operation) {
+  return operation == "start" || operation == "restore";
 }
 bool is_last(Verdict verdict) { return is_against(verdict) || verdict == Verdict::kDone; }
 
@@ -314,7 +318,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     bool was_held = false;
   };
 
-  bool agrees() const { return options_.operation != "resume"; }
+  bool agrees() const { return options_.operation != "resume" && options_.operation != "start"; }
   // Its programs run until they rest: that has a deadline, and needs moments. Those that are
   // restored stand still as soon as they are there, which takes as long as their images are large.
   bool brings_to_rest() const { return agrees() && options_.operation != "restore"; }
@@ -529,7 +533,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
                               options_.parts, options_.timeout.count(), listed(there, ", "))
                 : fmt::format("not all parts were ready within {} ms: {}", options_.timeout.count(),
                               listed(busy.empty() ? there : busy, ", ")),
-            "see why the others did not come, or give them more time (--timeout)"});
+            "see why the others did not come, or give them more time (--timeout; a "
+            "job, --grace)"});
     }
     const bool rests = brings_to_rest() && decision_.verdict == Verdict::kNone && lead_.complete;
     const auto limit = options_.timeout + (leads_ ? milliseconds(0) : kGrace);
@@ -618,6 +623,15 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     }
     if (is_last(decision_.verdict)) return;
     const PartRecord& record = seen.record;
+    if (seen.is_there && record.operation != options_.operation && is_start(record.operation) &&
+        is_start(options_.operation)) {
+      const bool anew = record.operation == "start";
+      return want({ErrorCode::kUsage,
+                   fmt::format("part {} goes on from an image, and part {} has none",
+                               anew ? options_.name : name, anew ? name : options_.name),
+                   "give each part the directory of its images; to begin anew, remove those of all "
+                   "parts"});
+    }
     if (seen.is_there &&
         (record.parts != options_.parts || record.operation != options_.operation)) {
       return want({ErrorCode::kUsage,

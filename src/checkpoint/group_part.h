@@ -22,6 +22,8 @@ namespace stasis {
 
 inline constexpr std::uint32_t kMostParts = 1024;
 inline constexpr std::size_t kMostPartLinks = 16384;  // of one part
+// The file in the directory that is there when no part can join any more.
+inline constexpr const char* kFirstDecision = "rest";
 
 // Letters, digits, '.', '_' and '-', 64 at most.
 bool is_part_name(const std::string& name);
@@ -39,7 +41,7 @@ struct GroupLinks {
 };
 
 struct GroupPartOptions {
-  std::string operation;  // "suspend", "resume", "dump", "restore"
+  std::string operation;  // "suspend", "resume", "dump", "restore", "start"
   std::uint32_t parts = 1;
   std::string name;
   // Until all have come, and again until all stand still; zero: no deadline. Of a restore, until

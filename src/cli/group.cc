@@ -8,6 +8,12 @@
 
 namespace stasis::cli {
 
+std::string why_no_part_name(const std::string& name) {
+  if (is_part_name(name)) return {};
+  return fmt::format(
+      "'{}' is no name of a part; take letters, digits, '.', '_' and '-', 64 at most", name);
+}
+
 CLI::Option* GroupOptions::add_to(CLI::App& command) {
   CLI::Option* group =
       command
@@ -22,14 +28,7 @@ CLI::Option* GroupOptions::add_to(CLI::App& command) {
           ->check(CLI::Range(std::uint32_t{1}, kMostParts));
   command.add_option("--part", name_, "with --group: what messages call this part [HOST-PID]")
       ->type_name("NAME")
-      ->check([](const std::string& name) {
-        return is_part_name(name)
-                   ? std::string()
-                   : fmt::format(
-                         "'{}' is no name of a part; take letters, digits, '.', '_' and "
-                         "'-', 64 at most",
-                         name);
-      })
+      ->check(&why_no_part_name)
       ->needs(group);
   parts->needs(group);
   group->needs(parts);

@@ -16,6 +16,9 @@
 
 namespace stasis::cli {
 
+// For CLI11: empty if it is a name.
+std::string why_no_part_name(const std::string& name);
+
 class GroupOptions {
  public:
   // Adds --group, --parts and --part; gives the first.

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/group.h"
 #include "cli/help.h"
 #include "job/images.h"
 #include "job/registry.h"
@@ -137,6 +138,29 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->needs(dir)
       ->group(kGroup);
   add_ring(command, job.worker.ring_bytes)->needs(dir)->group(kGroup);
+  job::JobGroup& group = job.worker.group;
+  auto* together =
+      command
+          .add_option("--group", group.dir,
+                      "it is one part of a job of several nodes: all parts start, are restored, "
+                      "and are saved together; a directory that all see, for this start alone")
+          ->type_name("DIR")
+          ->needs(dir)
+          ->group(kGroup);
+  auto* parts =
+      command.add_option("--parts", group.parts, "with --group: how many parts there are")
+          ->type_name("N")
+          ->check(whole_number(1, kMostParts))
+          ->needs(together)
+          ->group(kGroup);
+  auto* part = command
+                   .add_option("--part", group.part,
+                               "with --group: the name of this part, the same at each start")
+                   ->type_name("NAME")
+                   ->check(CLI::Validator(&why_no_part_name, ""))
+                   ->needs(together)
+                   ->group(kGroup);
+  together->needs(parts)->needs(part);
   command
       .add_option("--trace", job.worker.trace,
                   "write what was done when into this file at each save and restore, in place of "

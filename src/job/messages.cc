@@ -14,6 +14,8 @@ void fields(auto& io, Described<SaveOrder> auto& order) {
   io.optional("base", order.base);
 }
 
+void fields(auto& io, Described<MeetOrder> auto& order) { io("timeout_ms", order.timeout); }
+
 void fields(auto& io, Described<WorkOrder> auto& order) {
   io("what", order.what);
   io("root", order.root);
@@ -64,7 +66,8 @@ void fields(auto& io, Described<Ended> auto& ended) { io("status", ended.status)
 std::string name_of(const WorkOrder& order) {
   return std::visit(
       Cases{[](const RecoverOrder&) { return "recover"; },
-            [](const RestoreOrder&) { return "restore"; }, [](const SaveOrder&) { return "dump"; }},
+            [](const RestoreOrder&) { return "restore"; }, [](const SaveOrder&) { return "dump"; },
+            [](const MeetOrder&) { return "start"; }},
       order.what);
 }
 

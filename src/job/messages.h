@@ -33,18 +33,23 @@ struct SaveOrder {
   std::optional<std::string> base;     // the image before
 };
 struct RecoverOrder {};
+// Waits for the other parts of a job of several nodes, which begins anew.
+struct MeetOrder {
+  std::chrono::milliseconds timeout{0};
+};
 
 struct WorkOrder {
-  std::variant<RecoverOrder, RestoreOrder, SaveOrder> what;
+  std::variant<RecoverOrder, RestoreOrder, SaveOrder, MeetOrder> what;
   Pid root{0};  // of the job, which init enters; 0 before there is one
 };
 
-// "dump", "restore", "recover".
+// "dump", "restore", "recover", "start".
 std::string name_of(const WorkOrder& order);
 
 // --- From a worker
 
 struct Recovered {};
+struct Met {};
 struct Restored {
   Pid root;
   double seconds = 0;
@@ -63,7 +68,7 @@ struct WorkerDied {
 };
 
 struct WorkResult {
-  std::variant<Recovered, Restored, Saved, WasSuspended, Error, WorkerDied> what;
+  std::variant<Recovered, Restored, Saved, WasSuspended, Met, Error, WorkerDied> what;
   std::vector<std::string> notes;  // for people
 };
 

@@ -40,6 +40,11 @@ Result<void> can_be_saved() {
 
 Result<void> complete(RunOptions& options) {
   STASIS_TRY(check_worker_options(options.worker));
+  if (options.worker.group.has_others()) {
+    STASIS_TRY(open_group(options.worker.group));
+    options.worker.group_timeout = options.grace;
+    options.visible_dirs.push_back(options.worker.group.dir);
+  }
   if (options.io_uring == IoUring::kAutomatic && can_do_without_io_uring_freely())
     options.io_uring = IoUring::kKeptOut;
   if (options.io_uring == IoUring::kKeptOut && proc::ProcFs().in_own_user_namespace()) {
@@ -102,7 +107,9 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
   const auto work = [&](const WorkOrder& order, const StreamEnds& streams) {
     return do_work(order, streams, options.worker);
   };
-  return Supervisor(options, std::move(*images), notice, tell).run(image, work);
+  auto outcome = Supervisor(options, std::move(*images), notice, tell).run(image, work);
+  leave_group(options.worker.group);
+  return outcome;
 }
 
 }  // namespace stasis::job

@@ -25,6 +25,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kRetry{200};
+// How often the directory of the group is looked at, while the job runs.
+constexpr milliseconds kLookAtGroup{500};
 // A save that is not over by the end of --grace has as much time again to bring the job back, and
 // at least this.
 constexpr std::chrono::seconds kOverdue{10};
@@ -100,6 +102,7 @@ Result<void> Supervisor::look_after(std::optional<int> image) {
 Result<void> Supervisor::begin(std::optional<int> image) {
   if (!image) {
     state_ = JobState::kStarting;
+    if (group().has_others()) return job_->send(WorkOrder{MeetOrder{options_.grace}});
     return job_->send(StartJob{});
   }
   state_ = JobState::kRestoring;
@@ -164,6 +167,7 @@ std::optional<Clock::time_point> Supervisor::timeout() const {
 milliseconds Supervisor::time_to_next() const {
   std::optional<Clock::time_point> next = tick_;
   if (const auto end = timeout(); end && (!next || *end < *next)) next = end;
+  if (group().has_others() && (!next || Clock::now() + kLookAtGroup < *next)) return kLookAtGroup;
   if (!next) return milliseconds(-1);
   const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
   return std::clamp(left, milliseconds(0), milliseconds(INT_MAX));
@@ -172,6 +176,10 @@ milliseconds Supervisor::time_to_next() const {
 Result<void> Supervisor::on_clock() {
   const auto now = Clock::now();
   if (const auto end = timeout(); end && now >= *end) return happens(JobEvent::kTimeout);
+  if (state_ == JobState::kRunning && group().has_others()) {
+    STASIS_TRY(follow_group());
+    if (state_ != JobState::kRunning) return {};
+  }
   if (!tick_ || now < *tick_) return {};
   while (*tick_ <= now)
     *tick_ += options_.every;
@@ -193,11 +201,28 @@ Result<void> Supervisor::on_signal(const signalfd_siginfo& info) {
   came_ = {number, info.ssi_code == SI_KERNEL};
   if (!options_.signals.contains(number)) return pass_on(came_);
   if (lets_go_on(number)) return happens(JobEvent::kSaveSignal);
+  return end_order(number);
+}
+
+Result<void> Supervisor::end_order(int signal_number) {
   if (!end_order_) {
     const bool before_it_ran = state_ == JobState::kStarting || state_ == JobState::kRestoring;
-    end_order_ = EndOrder{number, Clock::now() + options_.grace, before_it_ran};
+    end_order_ = EndOrder{signal_number, Clock::now() + options_.grace, before_it_ran};
   }
+  // Before there is a job, the worker waits for other parts, which may never come.
+  if (state_ == JobState::kStarting && group().has_others()) STASIS_TRY(job_->send(StopWorker{}));
+  // Those that are in a save after which the job goes on wait for this part.
+  if (state_ == JobState::kRunning && group().has_others() && is_begun(group(), Together::kSave))
+    STASIS_TRY(happens(JobEvent::kSaveSignal));
   return happens(JobEvent::kEndSignal);
+}
+
+// What another part has begun this one does too.
+Result<void> Supervisor::follow_group() {
+  if (is_begun(group(), Together::kSave)) return happens(JobEvent::kSaveSignal);
+  if (!is_begun(group(), Together::kSaveEnd)) return {};
+  tell_("another part of the job saves it and ends it");
+  return end_order(SIGTERM);
 }
 
 Result<void> Supervisor::on_event(const InitEvent& event) {
@@ -241,6 +266,7 @@ Result<void> Supervisor::on_worked(const WorkResult& result) {
   tell_notes(result);
   if (is_restoring(state_)) return on_restored(result);
   if (is_saving(state_)) return on_saved(result);
+  if (state_ == JobState::kStarting || state_ == JobState::kStartingToEnd) return on_met(result);
   return on_recovered(result);
 }
 
@@ -263,12 +289,24 @@ Result<void> Supervisor::on_restored(const WorkResult& result) {
                 "the image is intact: start again");
   }
   const Error error = error_of(result);
-  if (!is_damage(error.code)) return fail(error);
+  // The image before is of another moment than those of the other parts.
+  if (!is_damage(error.code) || group().has_others()) return fail(error);
   images_.damaged(number_);
   tell_(fmt::format("the image {} is damaged ({}); the one before is taken",
                     images_.path_of(number_), error.message));
   STASIS_TRY_ASSIGN(auto next, choose_image(images_, options_.command, tell_));
   return begin(next);
+}
+
+// All parts begin anew.
+Result<void> Supervisor::on_met(const WorkResult& result) {
+  if (state_ == JobState::kStartingToEnd) {
+    tell_(not_begun_text(end_order_->signal_number));
+    finish(options_.exit_code);
+    return {};
+  }
+  if (!std::holds_alternative<Met>(result.what)) return fail(error_of(result));
+  return job_->send(StartJob{});
 }
 
 Result<void> Supervisor::on_saved(const WorkResult& result) {
@@ -372,6 +410,8 @@ Result<void> Supervisor::act(JobStep step) {
 
 Result<void> Supervisor::save() {
   STASIS_TRY_ASSIGN(number_, images_.next());
+  // Each part has a clock, and the first to strike is that of all.
+  if (group().has_others() && tick_) tick_ = Clock::now() + options_.every;
   SaveOrder order;
   order.images_dir = images_.path_of(number_);
   order.command = as_written(options_.command);

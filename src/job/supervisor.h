@@ -60,6 +60,9 @@ class Supervisor {
   Result<void> on_saved(const WorkResult& result);
   Result<void> on_not_saved(const Error& error);
   Result<void> on_recovered(const WorkResult& result);
+  Result<void> on_met(const WorkResult& result);
+  Result<void> end_order(int signal_number);
+  Result<void> follow_group();
   Result<void> happens(JobEvent event);
   Result<void> reaches_job();
   Result<void> runs();
@@ -68,6 +71,7 @@ class Supervisor {
   Result<void> give_up(const std::string& why);
   Result<void> end_saved();
   void finish(int status) { outcome_ = Outcome{status, {}, {}}; }
+  const JobGroup& group() const { return options_.worker.group; }
 
   Result<void> pass_on(SendSignal signal);
   Result<void> send_signal(SendSignal signal);

@@ -77,8 +77,20 @@ void tell_of_orphans(Worker& worker, Pid root) {
   }
 }
 
+// The other parts see that this one has begun, and come (Supervisor::follow_group).
+constexpr std::chrono::seconds kComeToSave{10};
+
+Result<std::unique_ptr<GroupPart>> join_save(const JobGroup& group, const SaveOrder& order) {
+  if (!group.has_others()) return std::unique_ptr<GroupPart>();
+  GroupPartOptions options;
+  options.operation = "dump";
+  options.timeout = order.end ? order.limit : kComeToSave;
+  return join(group, order.end ? Together::kSaveEnd : Together::kSave, std::move(options),
+              worker_interrupt());
+}
+
 WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order,
-                const StreamEnds& streams) {
+                const StreamEnds& streams, const JobGroup& group) {
   DumpOptions options;
   options.images_dir = order.images_dir;
   options.after = order.end ? AfterDump::kKill : AfterDump::kRunning;
@@ -101,6 +113,9 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
     if (suspended && *suspended) return worker.result(WasSuspended{});
   }
   tell_of_orphans(worker, root);
+  auto part = join_save(group, order);
+  if (!part) return worker.result(part.error());
+  options.part = part->get();
   auto report = dump(worker.session.environment(driver), root, options);
   if (!report) return worker.result(report.error());
   worker.figures = figures_of(*report);
@@ -130,6 +145,22 @@ Result<void> write_environment(const std::vector<std::string>& listed) {
   return make_environment_file(changes);
 }
 
+Result<std::unique_ptr<GroupPart>> join_restore(const RestoreOptions& restore,
+                                                const WorkerOptions& wanted) {
+  const JobGroup& group = wanted.group;
+  if (!group.has_others()) return std::unique_ptr<GroupPart>();
+  STASIS_TRY_ASSIGN(auto options, part_of_image(restore));
+  if (options.parts != group.parts || options.name != group.part) {
+    return fail(
+        ErrorCode::kUsage,
+        fmt::format("{} is the image of part {} of {}, and this is part {} of {}",
+                    restore.images_dir, options.name, options.parts, group.part, group.parts),
+        "start as many parts as before, each with its own images");
+  }
+  options.timeout = wanted.group_timeout;
+  return join(group, Together::kStart, std::move(options), worker_interrupt());
+}
+
 WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
                       const StreamEnds& streams, const WorkerOptions& wanted) {
   RestoreOptions options;
@@ -154,7 +185,11 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
   };
   options.on_standing = number_from_first;
   options.caller_ends = true;  // this worker; the job's own parent is init, before and after
+  auto part = join_restore(options, wanted);
+  if (!part) return worker.result(part.error());
+  options.part = part->get();
   auto report = restore(worker.session.environment(driver), options);
+  part->reset();
   if (!report) return worker.result(report.error());
   worker.figures = figures_of(*report);
   const Restored restored{report->root, report->total.count()};
@@ -166,6 +201,12 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
   auto resumed = resume(worker.session.environment(driver), report->root, {});
   if (!resumed) return worker.result(resumed.error());
   return worker.result(restored);
+}
+
+WorkResult meet(Worker& worker, const MeetOrder& order, const JobGroup& group) {
+  auto met = start_together(group, order.timeout, worker_interrupt());
+  if (!met) return worker.result(met.error());
+  return worker.result(Met{});
 }
 
 WorkResult bring_to_run(Worker& worker, Driver& driver, Pid root) {
@@ -181,6 +222,8 @@ WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& stream
   using Movers = OperationSession::Movers;
   worker.session.ring_bytes = wanted.ring_bytes;
   if (!std::holds_alternative<RecoverOrder>(order.what)) obey_stop();
+  if (const auto* one = std::get_if<MeetOrder>(&order.what))
+    return meet(worker, *one, wanted.group);
   auto loaded = worker.session.load_driver(
       std::holds_alternative<SaveOrder>(order.what) ? Movers::kDigests : Movers::kOne);
   if (!loaded) return worker.result(loaded.error());
@@ -189,9 +232,12 @@ WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& stream
     worker.notes.push_back("this is the simulated GPU (" + driver.info().library + ")");
   return std::visit(
       Cases{
-          [&](const SaveOrder& one) { return save(worker, driver, order.root, one, streams); },
+          [&](const SaveOrder& one) {
+            return save(worker, driver, order.root, one, streams, wanted.group);
+          },
           [&](const RestoreOrder& one) { return bring_back(worker, driver, one, streams, wanted); },
-          [&](const RecoverOrder&) { return bring_to_run(worker, driver, order.root); }},
+          [&](const RecoverOrder&) { return bring_to_run(worker, driver, order.root); },
+          [&](const MeetOrder& one) { return meet(worker, one, wanted.group); }},
       order.what);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/result.h"
 #include "direct/mover.h"
+#include "job/group.h"
 #include "job/messages.h"
 #include "job/streams.h"
 
@@ -23,6 +24,8 @@ struct WorkerOptions {
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;  // for each GPU
   std::string trace;         // where to write what the newest operation did; empty: nowhere
   std::string metrics = {};  // a directory for the sums of all operations; empty: none
+  JobGroup group = {};
+  std::chrono::milliseconds group_timeout{0};  // for the other parts to come to a start
 };
 
 // Before there are workers; makes the paths of trace and metrics some that they find. kUsage.

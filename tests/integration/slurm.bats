@@ -233,6 +233,36 @@ all_gpus_used() {
   done
 }
 
+# Two tasks of stasis-workload that meet by TCP in each round.
+@test "a job of two nodes whose ranks hear of each other is preempted, and goes on" {
+  cat >"$BATS_TEST_TMPDIR/ranks" <<END
+#!/bin/bash
+exec stasis-workload rank --meeting "tcp:127.0.0.1:$((5000 + RANDOM % 5000))" --rank "\$SLURM_PROCID" --ranks 2 --size 1M \\
+  --seed 7 --pause-ms 5 --status "$BATS_TEST_TMPDIR/status/\$SLURM_PROCID"
+END
+  chmod 755 "$BATS_TEST_TMPDIR/ranks"
+  round() { target_round "$BATS_TEST_TMPDIR/status/$1" 2>/dev/null || echo 0; }
+  past() { (($(round 0) > $1 && $(round 1) > $1)); }
+  submit --output="$log" --gres=gpu:1 --ntasks=2 --nodes=2 --stasis-images="$images/%j/%t" --stasis-together \
+    "$SLURM_SOURCE/job.sbatch" --label "$BATS_TEST_TMPDIR/ranks"
+  local low=$JOB before rank
+  wait_until 120 past 3
+  submit --output=/dev/null --partition=high --nodes=2 --gres=gpu:2 --wrap "sleep 300"
+  wait_until 120 job_is RUNNING "$JOB"
+  wait_until 120 job_is PENDING "$low"
+  assert_equal "$(gpu_memory_of n1) $(gpu_memory_of n2)" "0 0"
+  before=$(round 0)
+  scancel "$JOB"
+  wait_until 120 runs_again 1 "$low"
+  wait_until 120 past $((before + 3))
+  for rank in 0 1; do grep -qs "^$rank: .*goes on from $images/$low/$rank/000001" "$log"; done
+  # The programs are told, and not those that would save them.
+  pkill -TERM -f "stasis-workload rank .*$BATS_TEST_TMPDIR/status/"
+  wait_until 120 job_is COMPLETED "$low"
+  for rank in 0 1; do grep -q "^$rank: verified" "$log"; done
+  assert_equal "$(ls "$images/$low")" "" # neither images nor where they met
+}
+
 @test "a rank that is done stays so when another is put back into the queue" {
   cat >"$BATS_TEST_TMPDIR/ranks" <<END
 #!/bin/bash

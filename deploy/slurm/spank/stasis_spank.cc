@@ -15,6 +15,7 @@ extern "C" {
 #include <slurm/spank.h>
 }
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
@@ -36,9 +37,11 @@ struct Setting {
   std::string value;
 };
 
-std::array<Setting, 3> settings = {{{"stasis-images", "STASIS_IMAGES", {}},
+std::array<Setting, 4> settings = {{{"stasis-images", "STASIS_IMAGES", {}},
                                     {"stasis-every", "STASIS_EVERY", {}},
-                                    {"stasis-grace", "STASIS_GRACE", {}}}};
+                                    {"stasis-grace", "STASIS_GRACE", {}},
+                                    {"stasis-together", "STASIS_TOGETHER", {}}}};
+constexpr int kTogether = 3;  // of these, the one without a value
 std::string task_program = "/usr/bin/stasis-task";
 
 const std::string& images() { return settings[0].value; }
@@ -63,6 +66,10 @@ bool is_pattern(std::string_view text) {
 // Here, so that sbatch refuses what would only fail on the node, hours later.
 int take_option(int index, const char* value, int /*remote*/) {
   Setting& setting = settings.at(static_cast<std::size_t>(index));
+  if (index == kTogether) {
+    setting.value = "yes";
+    return 0;
+  }
   const std::string text = value ? value : "";
   const bool good = index == 0 ? is_pattern(text) : is_duration(text);
   if (!good) {
@@ -101,18 +108,20 @@ bool wrap(spank_t spank) {
 #endif
 }
 
-std::array<spank_option, 3> make_options() {
-  static std::array<std::array<char, 128>, 3> usage = {
+std::array<spank_option, 4> make_options() {
+  static std::array<std::array<char, 128>, 4> usage = {
       {{"save the tasks to DIR and go on from there; %j job, %A array, %a its task, %t rank"},
        {"save them so often (e.g. 10m)"},
-       {"how long a save before the end may take (e.g. 60s)"}}};
+       {"how long a save before the end may take (e.g. 60s)"},
+       {"the tasks hear of each other: start, save and restore them together"}}};
   static std::array<std::array<char, 8>, 2> words = {{{"DIR"}, {"TIME"}}};
-  std::array<spank_option, 3> options{};
+  std::array<spank_option, 4> options{};
   for (std::size_t i = 0; i < options.size(); ++i) {
     options[i].name = const_cast<char*>(settings[i].option);
-    options[i].arginfo = words[i == 0 ? 0 : 1].data();
+    const bool has_value = i != kTogether;
+    if (has_value) options[i].arginfo = words[i == 0 ? 0 : 1].data();
     options[i].usage = usage[i].data();
-    options[i].has_arg = 1;
+    options[i].has_arg = has_value ? 1 : 0;
     options[i].val = static_cast<int>(i);
     options[i].cb = take_option;
   }
@@ -137,7 +146,7 @@ int slurm_spank_init(spank_t spank, int count, char* words[]) {
     }
     task_program = words[i] + 5;
   }
-  static std::array<spank_option, 3> options = make_options();
+  static std::array<spank_option, 4> options = make_options();
   for (spank_option& option : options) {
     if (spank_option_register(spank, &option) != ESPANK_SUCCESS) return -1;
   }
@@ -147,8 +156,9 @@ int slurm_spank_init(spank_t spank, int count, char* words[]) {
 int slurm_spank_init_post_opt(spank_t, int, char*[]) {
   // With sbatch and salloc they may come later, by srun's own line.
   if (spank_context() != S_CTX_LOCAL) return 0;
-  if (images().empty() && !(settings[1].value.empty() && settings[2].value.empty())) {
-    slurm_error("--stasis-every and --stasis-grace need --stasis-images=DIR");
+  const auto is_given = [](const Setting& setting) { return !setting.value.empty(); };
+  if (images().empty() && std::any_of(settings.begin(), settings.end(), is_given)) {
+    slurm_error("--stasis-every, --stasis-grace and --stasis-together need --stasis-images=DIR");
     return -1;
   }
 #if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 11, 0)
