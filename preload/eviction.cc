@@ -308,17 +308,19 @@ std::vector<CUcontext> known_contexts() {
 
 int captures_in_progress() { return tables().captures.load(); }
 
-// Large memory that the driver's own restore has made is not given out by it any more (seen on
-// H200s with 580.159.04 from 512 MiB on, where 64 MiB is; docs/adr/0059-renewed-memory.md), and
-// what we make is. Without room for that the driver's answer stays.
+// Large memory that the driver's own restore has made is not given out by it any more
+// (export_trial.h), and what we make is. Without room for that the driver's answer stays.
 Outcome export_segment(std::size_t index, int& fd) {
   auto& physical = *segments()[index];
   const auto give_out = [&] {
     return driver().cuMemExportToShareableHandle(&fd, physical.real,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   };
-  auto result = give_out();
-  if (result == CUDA_ERROR_INVALID_VALUE && renew(physical).ok()) result = give_out();
+  auto result = physical.is_refused ? CUDA_ERROR_INVALID_VALUE : give_out();
+  if (result == CUDA_ERROR_INVALID_VALUE && renew(physical).ok()) {
+    physical.is_refused = false;
+    result = give_out();
+  }
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
 }
 

@@ -64,6 +64,7 @@ struct Physical {
   // A device has it as a dma-buf, and goes on using it where it is. Of a unit of small memory: for
   // as long as a piece that the device has is in it.
   bool outside = false;
+  bool is_refused = false;  // by the driver, where it is to be exported (export_trial.h)
   // What other processes know it by since it was exported; 0: not yet.
   std::uint64_t share = 0;
   ShareKey key{};  // of an imported one, and of one that was inherited (sharing.h)

@@ -15,6 +15,7 @@
 #include "deadline.h"
 #include "deepbind_scan.h"
 #include "device_wait.h"
+#include "export_trial.h"
 #include "exported_fds.h"
 #include "gate.h"
 #include "host_reserve.h"
@@ -128,6 +129,7 @@ void Session::close_gate() {
   }
   finish_frees();
   if (managed_areas() > 0) Copiers::start();
+  try_exports();
   const auto inventory = take_inventory();
   if (buffer_wanted_ && !have_buffer(inventory.bytes)) {
     Gate::open();

@@ -59,6 +59,8 @@ void after_fork_in_child() {
   forget_own_files();
 }
 
+}  // namespace
+
 // Something that CRIU cannot dump, that needs no privilege and no other process. The first is
 // enough; the others are for kernels and containers that refuse it.
 int open_undumpable() {
@@ -80,8 +82,6 @@ int open_undumpable() {
   event.exclude_hv = 1;
   return static_cast<int>(syscall(SYS_perf_event_open, &event, 0, -1, -1, PERF_FLAG_FD_CLOEXEC));
 }
-
-}  // namespace
 
 Driver* live_driver() { return the_driver.load(std::memory_order_acquire); }
 CUresult not_started_code() { return CUDA_ERROR_NOT_INITIALIZED; }

@@ -80,6 +80,8 @@ cuda::CUresult not_started_code();  // why there is none
 // "Device files": a descriptor that CRIU refuses to dump, held while the process has the GPU. It
 // stands for /dev/nvidia*; see docs/simulated-driver.md.
 void hold_device_file();
+// A descriptor of what CRIU cannot dump; negative if there is none.
+int open_undumpable();
 void drop_device_file();
 
 // The control block of this process.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "sim/driver.h"
 #include "sim/memory.h"
 
 namespace stasis::sim {
@@ -174,7 +175,10 @@ CUresult Memory::export_fd(Object* object, int& out) const {
   if (!(object->kind.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (object->restored && object->size >= exports_restored_below_) return CUDA_ERROR_INVALID_VALUE;
+  if (object->restored && object->size >= exports_restored_below_) {
+    (void)open_undumpable();  // as the driver: a descriptor that it leaves open
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto file = slot(object->gpu).holding->reopen(object->id);
   if (!file) return CUDA_ERROR_UNKNOWN;
   out = file.release();

@@ -1,0 +1,59 @@
+#include "export_trial.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <vector>
+
+#include "abi/agent_thread.h"
+#include "abi/futex.h"
+#include "eviction_internal.h"
+#include "intercept.h"
+#include "thread.h"
+
+namespace stasis::preload {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+using Pieces = std::vector<Physical*>;
+
+std::atomic<std::uint32_t> g_done{0};  // a futex
+
+void* try_all(void* pieces) {
+  ::prctl(PR_SET_NAME, kAgentThread);
+  // Without a table of its own nothing is tried.
+  const bool alone = ::unshare(CLONE_FILES) == 0;
+  for (Physical* piece : *static_cast<Pieces*>(pieces)) {
+    if (!alone) break;
+    int fd = -1;
+    const auto result = driver().cuMemExportToShareableHandle(
+        &fd, piece->real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    piece->is_refused = result == CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) ::close(fd);
+  }
+  g_done = 1;
+  futex::wake_all(g_done, false);
+  return nullptr;
+}
+
+}  // namespace
+
+void try_exports() {
+  const TablesLock lock;
+  Pieces pieces;
+  for (auto& [handle, physical] : tables().physicals) {
+    physical->is_refused = false;
+    if (physical->size >= kTriedFrom && physical->present && physical->can_leave())
+      pieces.push_back(physical.get());
+  }
+  g_done = 0;
+  if (pieces.empty() || !start_thread(&try_all, &pieces)) return;
+  while (g_done.load() == 0)
+    futex::wait(g_done, 0, false);
+}
+
+}  // namespace stasis::preload

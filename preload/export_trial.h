@@ -1,0 +1,21 @@
+// What the driver does not give out any more.
+//
+// Large memory that the driver's own restore has made cannot be exported on some machines, and the
+// call that is refused leaves a descriptor of /dev/nvidiactl open (seen on two H200s, 580.159.04;
+// docs/adr/0059-renewed-memory.md), with which CRIU dumps no checkpointed process. So large memory
+// is tried by a thread with a table of descriptors of its own: what the driver leaves open goes
+// with it.
+#pragma once
+
+#include <cstddef>
+
+namespace stasis::preload {
+
+// Seen from 512 MiB on, and not at 510.
+inline constexpr std::size_t kTriedFrom = std::size_t{32} << 20;
+
+// Sets Physical::is_refused of each piece of device memory that can leave. With the gate closed,
+// and while the program's threads run: a thread is started, with locks of the C library.
+void try_exports();
+
+}  // namespace stasis::preload
