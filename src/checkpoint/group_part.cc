@@ -299,13 +299,10 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     auto heard = wait([](const LeadRecord& view) { return is_last(view.decision.verdict); });
     const std::lock_guard lock(mutex_);
     // This part was stopped as by a signal when the group was given up.
-    if (is_against(view_.decision.verdict) && agrees() && why.code == ErrorCode::kInterrupted &&
-        outer_.check()) {
-      return decided_error();
-    }
-    if (!is_last(view_.decision.verdict) && !heard && !refused_)
-      return std::move(why).within("the other parts could not be told");
-    return why;
+    const bool stopped = agrees() && why.code == ErrorCode::kInterrupted && outer_.check();
+    if (stopped && is_against(view_.decision.verdict)) return decided_error();
+    if (is_last(view_.decision.verdict) || heard || refused_) return why;
+    return Error(stopped && asked_ ? *asked_ : why).within("the other parts could not be told");
   }
 
  private:
@@ -382,13 +379,14 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   // --- Of the thread.
 
   void run() {
+    bool again = false;  // what was to be told could not be
     for (;;) {
       std::unique_lock lock(mutex_);
       const bool quick = own_.stage == PartStage::kHeld || (leads_ && view_.complete);
       const microseconds poll =
           std::max(quick ? kPollHeld : kPollOther, kPollEach * options_.parts);
       to_herald_.wait_for(lock, poll, [this] { return dirty_; });
-      const bool due = dirty_ || Clock::now() - told_ >= kBeat;
+      const bool due = dirty_ || again || Clock::now() - told_ >= kBeat;
       dirty_ = false;
       if (due) ++own_.beat;
       const PartRecord own = own_;
@@ -408,7 +406,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
         follow();
       lock.lock();
       if (!listed && !links_) links_ = links;
-      if (!told) dirty_ = dirty_ || due;
+      again = !told;
       show();
       if (own.left) break;
     }
@@ -424,7 +422,9 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     if (lead_.complete && !view_.complete) complete_at_ = Clock::now();
     view_ = lead_;
     if (decision_.verdict != Verdict::kNone) view_.decision = decision_;
-    if (is_against(view_.decision.verdict) && agrees()) stop_.request(SIGTERM);
+    const bool decided = is_last(view_.decision.verdict);
+    const bool unheard = asked_ && !decided && Clock::now() - asked_at_ > kMostAnswer;
+    if (agrees() && (is_against(view_.decision.verdict) || unheard)) stop_.request(SIGTERM);
     to_caller_.notify_all();
   }
 

@@ -72,7 +72,8 @@ class GroupPart {
   // Once all have come: of this operation, the same for all parts, and of no other operation.
   std::string id() const;
 
-  // Asks to stop also when the group has decided that all go on.
+  // Asks to stop also when the group has decided that all go on, and when this part wants that and
+  // can tell no other.
   const Interrupt& interrupt() const;
 
   // Waits until all have come here; the programs run. Its errors, and those of the calls below, are

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -254,11 +255,30 @@ TEST_F(GroupPartTest, WhereTheDirectoryIsGoneAllGoBack) {
     for (std::error_code failed; fs::exists(path());)
       fs::remove_all(path(), failed);
   };
+  const auto start = Clock::now();
+  const std::clock_t before = std::clock();
+  // One that is not waiting for the others at that time is stopped.
+  std::jthread busy([this, start] {
+    const std::string there = root_ / "other";
+    auto joined =
+        GroupPart::join(std::move(*GroupDirectory::open(there)), options(1, "alone"), interrupt_);
+    ASSERT_TRUE(joined && (*joined)->wait_for_all());
+    for (std::error_code failed; fs::exists(there);)
+      fs::remove_all(there, failed);
+    while (!(*joined)->interrupt().requested() && since(start) < std::chrono::seconds(20))
+      std::this_thread::sleep_for(milliseconds(10));
+    const Error told = (*joined)->give_up({ErrorCode::kInterrupted, "stopped", {}});
+    EXPECT_THAT(told.to_string(), HasSubstr("nothing was heard of part alone"));
+    EXPECT_THAT(told.to_string(), HasSubstr("the other parts could not be told"));
+  });
   for (const End& end : run_all(3, {{1, removes}})) {
     EXPECT_FALSE(end.done);
     EXPECT_EQ(end.code, ErrorCode::kTimeout);
     EXPECT_THAT(end.message, HasSubstr("the other parts could not be told"));
   }
+  busy.join();
+  const Seconds used(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC);
+  EXPECT_LT(used, since(start) / 2) << "it is not asked again without a pause";
 }
 
 TEST_F(GroupPartTest, WhatThePartsDisagreeAboutIsRefused) {
