@@ -18,27 +18,37 @@ namespace {
 
 // Of a file that is being written.
 constexpr const char* kHalf = ".half-";
-// A directory of a group has no more names than its parts have files; it may be forged.
-constexpr std::size_t kMostNames = 8192;
 
 }  // namespace
 
-Result<GroupDirectory> GroupDirectory::open(const std::string& path) {
+Result<std::unique_ptr<GroupDirectory>> GroupDirectory::open(const std::string& path) {
   namespace fs = std::filesystem;
-  GroupDirectory out;
+  std::unique_ptr<GroupDirectory> out(new GroupDirectory());
   std::error_code failed;
   const fs::path whole = fs::absolute(path, failed).lexically_normal();
   const fs::path clean = whole.has_filename() ? whole : whole.parent_path();
-  out.path_ = clean.string();
-  out.name_ = clean.filename().string();
-  if (failed || path.empty() || out.name_.empty() || out.name_ == "..") {
+  out->path_ = clean.string();
+  out->name_ = clean.filename().string();
+  if (failed || path.empty() || out->name_.empty() || out->name_ == "..") {
     return fail(ErrorCode::kUsage, fmt::format("'{}' can be no directory of a group", path),
                 "name a directory below one that all nodes see");
   }
-  STASIS_TRY_ASSIGN(out.parent_,
+  STASIS_TRY_ASSIGN(out->parent_,
                     open_file(AT_FDCWD, clean.parent_path().string(), O_PATH | O_DIRECTORY));
-  STASIS_TRY(out.renew());
+  STASIS_TRY(out->renew());
   return out;
+}
+
+std::string GroupDirectory::when_in_use() const {
+  return fmt::format(
+      "give each operation that is under way a directory of its own (--group), and each part a "
+      "name (--part); if tools were killed, see to their programs by `stasis recover`, and remove "
+      "{}",
+      path_);
+}
+
+std::string GroupDirectory::when_silent() const {
+  return "see whether its file system can be reached, then try again with all parts";
 }
 
 Result<void> GroupDirectory::renew() {
@@ -57,7 +67,7 @@ Result<void> GroupDirectory::renew() {
 }
 
 Result<std::optional<std::string>> GroupDirectory::read(const std::string& name,
-                                                        std::size_t limit) const {
+                                                        std::size_t limit) {
   auto file = open_checked(fd_.get(), name, O_RDONLY | O_NOFOLLOW, &is_regular_file);
   if (!file) {
     struct stat info {};
@@ -77,7 +87,7 @@ Result<void> GroupDirectory::put(const std::string& name, const std::string& tex
   return file.close(path_ + "/" + name);
 }
 
-Result<void> GroupDirectory::write(const std::string& name, const std::string& text) const {
+Result<void> GroupDirectory::write(const std::string& name, const std::string& text) {
   const std::string half = kHalf + name;
   STASIS_TRY(put(half, text));
   if (::renameat(fd_.get(), half.c_str(), fd_.get(), name.c_str()) == 0) return {};
@@ -85,7 +95,7 @@ Result<void> GroupDirectory::write(const std::string& name, const std::string& t
 }
 
 Result<bool> GroupDirectory::claim(const std::string& name, const std::string& who,
-                                   const std::string& text) const {
+                                   const std::string& text) {
   const std::string half = fmt::format("{}{}.{}", kHalf, name, who);
   STASIS_TRY(put(half, text));
   const bool linked = ::linkat(fd_.get(), half.c_str(), fd_.get(), name.c_str(), 0) == 0;
@@ -101,7 +111,7 @@ Result<bool> GroupDirectory::claim(const std::string& name, const std::string& w
   return fail(errno_error(fmt::format("cannot make {}/{}", path_, name), why));
 }
 
-Result<std::vector<std::string>> GroupDirectory::names() const {
+Result<std::vector<std::string>> GroupDirectory::names() {
   UniqueFd again(::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const auto closer = [](DIR* stream) { return ::closedir(stream); };
   DirectoryStream stream(again.valid() ? ::fdopendir(again.get()) : nullptr, closer);
@@ -111,8 +121,8 @@ Result<std::vector<std::string>> GroupDirectory::names() const {
   while (const dirent* entry = ::readdir(stream.get())) {
     const std::string name(static_cast<const char*>(entry->d_name));
     if (name == "." || name == ".." || name.starts_with(kHalf)) continue;
-    if (out.size() == kMostNames)
-      return fail(ErrorCode::kIo, fmt::format("{} has more than {} files", path_, kMostNames),
+    if (out.size() == kMostGroupNames)
+      return fail(ErrorCode::kIo, fmt::format("{} has more than {} files", path_, kMostGroupNames),
                   "name a directory that holds nothing else");
     out.push_back(name);
   }

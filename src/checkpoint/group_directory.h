@@ -5,42 +5,40 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/result.h"
+#include "checkpoint/group_rendezvous.h"
 
 namespace stasis {
 
-// Moves. Several threads may read and write at once, each its own names; renew() has it alone.
-class GroupDirectory {
+class GroupDirectory : public GroupRendezvous {
  public:
   // Makes it, mode 0700, if it is not there; its parent has to be. kNotPermitted if it belongs to
   // another user than the caller or root, or if others may write to it. kUsage for a path without a
   // name, kIo.
-  static Result<GroupDirectory> open(const std::string& path);
+  static Result<std::unique_ptr<GroupDirectory>> open(const std::string& path);
 
-  const std::string& path() const { return path_; }
+  const std::string& place() const override { return path_; }
+  std::string when_in_use() const override;
+  std::string when_silent() const override;
 
-  // The whole text of a file; nothing if there is none. kIo above `limit` bytes, kNotSupported for
-  // what is no regular file.
-  Result<std::optional<std::string>> read(const std::string& name, std::size_t limit) const;
-  // Replaces it as a whole. kIo, kNoSpace.
-  Result<void> write(const std::string& name, const std::string& text) const;
-  // Makes it, whole, if there is none of that name: true, and it is this caller's. Of all who try
-  // at the same time one succeeds, also over NFS (link(2)). `who` tells callers apart.
+  // kNotSupported for what is no regular file.
+  Result<std::optional<std::string>> read(const std::string& name, std::size_t limit) override;
+  Result<void> write(const std::string& name, const std::string& text) override;
+  // Also over NFS (link(2)).
   Result<bool> claim(const std::string& name, const std::string& who,
-                     const std::string& text) const;
+                     const std::string& text) override;
   // Not those of write() and claim() that are under way.
-  Result<std::vector<std::string>> names() const;
-
+  Result<std::vector<std::string>> names() override;
+  // And the directory if nothing else is in it.
+  void remove(const std::vector<std::string>& names) override;
   // Opens the directory that has the path now, or makes it: after another has removed this one.
-  Result<void> renew();
-  // Removes these files in this order, and the directory if nothing else is in it. Failures are
-  // ignored.
-  void remove(const std::vector<std::string>& names);
+  Result<void> renew() override;
 
  private:
   GroupDirectory() = default;

@@ -137,12 +137,13 @@ std::string default_part_name() {
   return host + number;
 }
 
-// Reads and writes the files, in a thread of its own, which a dead file system may hold for ever:
+// Reads and writes the records, in a thread of its own, which a dead file system may hold for ever:
 // so no caller waits for it without an end, and it outlives the part then.
 class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
  public:
-  Herald(GroupDirectory directory, GroupPartOptions options, const Interrupt& interrupt)
-      : directory_(std::move(directory)),
+  Herald(std::unique_ptr<GroupRendezvous> rendezvous, GroupPartOptions options,
+         const Interrupt& interrupt)
+      : rendezvous_(std::move(rendezvous)),
         options_(std::move(options)),
         outer_(interrupt),
         stop_(interrupt) {
@@ -165,28 +166,29 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     for (;;) {
       auto joined = try_to_join();
       if (joined && *joined) break;
+      if (!joined && joined.error().code == ErrorCode::kNotPermitted)
+        return fail(std::move(joined.error()));
       // Removed by the last part of the operation before.
-      (void)directory_.renew();
+      auto renewed = rendezvous_->renew();
+      if (!renewed && renewed.error().code == ErrorCode::kNotPermitted)
+        return fail(std::move(renewed.error()));
       STASIS_TRY(outer_.check());
       if (options_.timeout.count() == 0 || since(start_) < options_.timeout) {
         std::this_thread::sleep_for(kLookAgain);
         continue;
       }
       if (!joined) return fail(std::move(joined.error()));
-      return fail(
-          ErrorCode::kBusy,
-          fmt::format("{} is in use by another operation, or another part is called {}",
-                      directory_.path(), options_.name),
-          fmt::format("give each operation that is under way a directory of its own (--group), and "
-                      "each part a name (--part); if tools were killed, see to their programs by "
-                      "`stasis recover`, and remove {}",
-                      directory_.path()));
+      return fail(ErrorCode::kBusy,
+                  fmt::format("{} is in use by another operation, or another part is called {}",
+                              rendezvous_->place(), options_.name),
+                  rendezvous_->when_in_use());
     }
     heard_ = lead_changed_ = Clock::now();
+    STASIS_TRY(rendezvous_->joined());
     try {
       std::thread([self = shared_from_this()] { self->run(); }).detach();
     } catch (const std::system_error& error) {
-      directory_.remove({part_file(options_.name)});
+      rendezvous_->remove({part_file(options_.name)});
       return fail(ErrorCode::kOutOfHostMemory,
                   fmt::format("cannot start a thread: {}", error.what()),
                   "free host memory, or raise the limits of it (ulimit -v) and of processes "
@@ -200,7 +202,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     own_.left = true;
     dirty_ = true;
     to_herald_.notify_all();
-    to_caller_.wait_for(lock, kMostAnswer, [this] { return ended_; });
+    to_caller_.wait_for(lock, kMostAnswer + rendezvous_->longest_stay(), [this] { return ended_; });
   }
 
   // Of the caller. Waits until `is_so`, which is asked with the view guarded.
@@ -337,8 +339,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
 
   Error unheard() const {
     if (asked_) return *asked_;
-    return {ErrorCode::kTimeout, fmt::format("{} does not answer", directory_.path()),
-            "see whether its file system can be reached, then try again with all parts"};
+    return {ErrorCode::kTimeout, fmt::format("{} does not answer", rendezvous_->place()),
+            rendezvous_->when_silent()};
   }
 
   std::uint64_t asked_round(const LeadRecord& view) const {
@@ -352,25 +354,25 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     STASIS_TRY_ASSIGN(const bool before, was_decided());
     if (before) return false;
     STASIS_TRY_ASSIGN(const bool is_new,
-                      directory_.claim(own, options_.name, record_to_text(own_)));
+                      rendezvous_->claim(own, options_.name, record_to_text(own_)));
     if (!is_new) return false;
     // Once more: those may have been about to be removed.
     const auto after = was_decided();
     if (!after || *after) {
-      directory_.remove({own});
+      rendezvous_->remove({own});
       return after ? Result<bool>(false) : after;
     }
     LeadRecord lead;
     lead.leader = options_.name;
     lead.id = random_id();
-    STASIS_TRY_ASSIGN(leads_, directory_.claim(kLead, options_.name, record_to_text(lead)));
+    STASIS_TRY_ASSIGN(leads_, rendezvous_->claim(kLead, options_.name, record_to_text(lead)));
     if (leads_) lead_ = std::move(lead);
     return true;
   }
 
   Result<bool> was_decided() {
     for (const char* decision : {kRest, kOutcome}) {
-      STASIS_TRY_ASSIGN(const auto text, directory_.read(decision, kMostPartBytes));
+      STASIS_TRY_ASSIGN(const auto text, rendezvous_->read(decision, kMostPartBytes));
       if (text) return true;
     }
     return false;
@@ -394,10 +396,10 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       const std::optional<std::string> links = std::exchange(links_, std::nullopt);
       lock.unlock();
       // Before the stage that says that they are there.
-      const bool listed = !links || directory_.write(links_file(options_.name), *links);
+      const bool listed = !links || rendezvous_->write(links_file(options_.name), *links);
       bool told = !due;
       if (due && listed)
-        told = directory_.write(part_file(options_.name), record_to_text(own)).has_value();
+        told = rendezvous_->write(part_file(options_.name), record_to_text(own)).has_value();
       if (told && due) told_ = Clock::now();
       if (asked && !is_last(decision_.verdict)) decide_against(*asked);
       if (leads_)
@@ -410,7 +412,9 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       show();
       if (own.left) break;
     }
-    clear();
+    while (rendezvous_->cleans_up() && !clear() && rendezvous_->stays())
+      std::this_thread::sleep_for(kPollHeld);
+    rendezvous_->leave();
     const std::lock_guard lock(mutex_);
     ended_ = true;
     to_caller_.notify_all();
@@ -444,13 +448,13 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   // Makes the decision, or hears the one that another part has made. A file system that fails is
   // asked again.
   void make(const char* name, const GroupDecision& decision) {
-    const auto made = directory_.claim(name, options_.name, record_to_text(decision));
+    const auto made = rendezvous_->claim(name, options_.name, record_to_text(decision));
     if (!made) return;
     if (*made) {
       decision_ = decision;
       return;
     }
-    const auto text = directory_.read(name, kMostPartBytes);
+    const auto text = rendezvous_->read(name, kMostPartBytes);
     if (!text || !*text) return;
     auto other = record_from_text<GroupDecision>(**text);
     const bool fits =
@@ -461,14 +465,14 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     if (!fits) {
       decision_ = decision;
       if (!is_against(decision.verdict)) decision_.verdict = Verdict::kBack;
-      decision_.why = fmt::format("{}/{} is damaged", directory_.path(), name);
+      decision_.why = fmt::format("{}/{} is damaged", rendezvous_->place(), name);
       return;
     }
     decision_ = std::move(*other);
   }
 
   void follow() {
-    const auto text = directory_.read(kLead, kMostLeadBytes);
+    const auto text = rendezvous_->read(kLead, kMostLeadBytes);
     if (text && *text && **text != lead_text_) {
       if (auto lead = record_from_text<LeadRecord>(**text)) {
         lead_text_ = **text;
@@ -493,7 +497,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   // This part's place in the roster.
   bool find_index() {
     if (has_index_) return true;
-    const auto text = directory_.read(kRoster, kMostRosterBytes);
+    const auto text = rendezvous_->read(kRoster, kMostRosterBytes);
     const auto roster =
         text && *text ? record_from_text<GroupRoster>(**text) : std::optional<GroupRoster>();
     if (!roster) {
@@ -506,7 +510,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     if (!has_index_) {
       const std::lock_guard lock(mutex_);
       refused_ = {ErrorCode::kUsage,
-                  fmt::format("the group in {} is complete without part {}", directory_.path(),
+                  fmt::format("the group in {} is complete without part {}", rendezvous_->place(),
                               options_.name),
                   "give all parts the same number (--parts), and start as many"};
     }
@@ -517,7 +521,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   void look_at_clock() {
     if (options_.timeout.count() == 0 || is_last(decision_.verdict)) return;
     if (!lead_.complete && (is_late_ || since(start_) > options_.timeout)) {
-      const auto names = directory_.names();
+      const auto names = rendezvous_->names();
       std::vector<std::string> there;
       for (const std::string& name : names ? *names : std::vector<std::string>())
         if (name.starts_with(kPartPrefix))
@@ -576,7 +580,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     lead_.decision = decision_;
     if (record_to_text(lead_) == before && Clock::now() - lead_told_ < kBeat) return;
     ++lead_.beat;
-    if (directory_.write(kLead, record_to_text(lead_))) lead_told_ = Clock::now();
+    if (rendezvous_->write(kLead, record_to_text(lead_))) lead_told_ = Clock::now();
   }
 
   void look_at_parts() {
@@ -595,7 +599,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   }
 
   void find_parts() {
-    const auto names = directory_.names();
+    const auto names = rendezvous_->names();
     if (!names) return;
     for (const std::string& file : *names) {
       const std::string name =
@@ -612,7 +616,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   }
 
   void look_at(const std::string& name, Seen& seen) {
-    const auto text = directory_.read(part_file(name), kMostPartBytes);
+    const auto text = rendezvous_->read(part_file(name), kMostPartBytes);
     if (text && *text && **text != seen.text) {
       if (auto record = record_from_text<PartRecord>(**text)) {
         seen.record = std::move(*record);
@@ -672,7 +676,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     GroupRoster roster;
     for (const auto& [name, seen] : seen_)
       roster.names.push_back(name);
-    if (!directory_.write(kRoster, record_to_text(roster))) return;
+    if (!rendezvous_->write(kRoster, record_to_text(roster))) return;
     lead_.complete = true;
     lead_.asked.assign(seen_.size(), 0);
     slice_end_ = Clock::now() + slice_;
@@ -731,7 +735,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     std::map<std::string, GroupLinks> parts;
     std::map<std::string, std::string> ends;  // a part's, by the text that its other end has
     for (const auto& [name, seen] : seen_) {
-      const auto text = directory_.read(links_file(name), kMostLinksBytes);
+      const auto text = rendezvous_->read(links_file(name), kMostLinksBytes);
       auto links =
           text && *text ? record_from_text<GroupLinks>(**text) : std::optional<GroupLinks>();
       if (!links) return false;
@@ -778,25 +782,26 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
           shortened(listed(not_done), kMostWhy)});
   }
 
-  // If all that came have heard what was decided, the directory is used no more.
-  void clear() {
-    const auto names = directory_.names();
-    if (!names) return;
+  // If all that came have heard what was decided, the place is used no more: true.
+  bool clear() {
+    const auto names = rendezvous_->names();
+    if (!names) return false;
     std::vector<std::string> files = {kLead, kRoster};
     for (const std::string& name : *names) {
       if (!name.starts_with(kPartPrefix)) continue;
-      const auto text = directory_.read(name, kMostPartBytes);
+      const auto text = rendezvous_->read(name, kMostPartBytes);
       const auto record =
           text && *text ? record_from_text<PartRecord>(**text) : std::optional<PartRecord>();
-      if (!record || !record->left) return;
+      if (!record || !record->left) return false;
       files.push_back(links_file(name.substr(kPartPrefix.size())));
       files.push_back(name);
     }
     files.insert(files.end(), {kRest, kOutcome});
-    directory_.remove(files);
+    rendezvous_->remove(files);
+    return true;
   }
 
-  GroupDirectory directory_;
+  const std::unique_ptr<GroupRendezvous> rendezvous_;
   const GroupPartOptions options_;
   const Interrupt& outer_;  // of the caller, which alone looks at it
   Interrupt stop_;
@@ -837,10 +842,10 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   bool others_came_ = false;
 };
 
-Result<std::unique_ptr<GroupPart>> GroupPart::join(GroupDirectory directory,
+Result<std::unique_ptr<GroupPart>> GroupPart::join(std::unique_ptr<GroupRendezvous> rendezvous,
                                                    GroupPartOptions options,
                                                    const Interrupt& interrupt) {
-  auto herald = std::make_shared<Herald>(std::move(directory), std::move(options), interrupt);
+  auto herald = std::make_shared<Herald>(std::move(rendezvous), std::move(options), interrupt);
   STASIS_TRY(herald->join());
   return std::unique_ptr<GroupPart>(new GroupPart(std::move(herald)));
 }

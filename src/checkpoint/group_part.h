@@ -1,9 +1,10 @@
 // A tool's part in an operation on a job of several nodes: each node's tool acts on its own tree,
-// and they agree through files of one directory (docs/adr/0058-jobs-of-several-nodes.md).
+// and they agree through records that all see (docs/adr/0058-jobs-of-several-nodes.md).
 //
 // One part leads: it reads what all say, lets those go on for a moment that stand still, as a round
-// of one node does (quiesce_round.h), and says what is decided. A decision is a file that only one
-// can make, so a part that hears nothing can decide by itself, and all obey the one that was first.
+// of one node does (quiesce_round.h), and says what is decided. A decision is a record that only
+// one can make, so a part that hears nothing can decide by itself, and all obey the one that was
+// first.
 #pragma once
 
 #include <chrono>
@@ -16,7 +17,7 @@
 
 #include "base/interrupt.h"
 #include "base/result.h"
-#include "checkpoint/group_directory.h"
+#include "checkpoint/group_rendezvous.h"
 
 namespace stasis {
 
@@ -55,17 +56,18 @@ struct GroupPartOptions {
 };
 
 // A thread of its own tells the others that this part lives, and hears them; it never holds the
-// caller up, whatever becomes of the file system. One thread at a time calls.
+// caller up, whatever becomes of the rendezvous. One thread at a time calls.
 class GroupPart {
  public:
-  // Where the directory was used by an operation that is ending, waits for that. kBusy if it does
-  // not end, or another part has that name; kInterrupted; kUsage; what GroupDirectory says.
+  // Where the place was used by an operation that is ending, waits for that. kBusy if it does not
+  // end, or another part has that name; kInterrupted; kUsage; what the rendezvous says.
   // `interrupt` must outlive the part.
-  static Result<std::unique_ptr<GroupPart>> join(GroupDirectory directory, GroupPartOptions options,
+  static Result<std::unique_ptr<GroupPart>> join(std::unique_ptr<GroupRendezvous> rendezvous,
+                                                 GroupPartOptions options,
                                                  const Interrupt& interrupt);
   GroupPart(const GroupPart&) = delete;
   GroupPart& operator=(const GroupPart&) = delete;
-  // Says that this part has heard what was decided; the last one removes the directory.
+  // Says that this part has heard what was decided; the last one removes what is left.
   ~GroupPart();
 
   const GroupPartOptions& options() const;

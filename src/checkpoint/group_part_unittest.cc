@@ -20,6 +20,7 @@
 
 #include "base/threads.h"
 #include "base/units.h"
+#include "checkpoint/group_directory.h"
 
 namespace stasis {
 namespace {
@@ -433,12 +434,12 @@ TEST_F(GroupPartTest, ForgedFilesAreNeitherFollowedNorBelieved) {
   auto directory = GroupDirectory::open(path());
   ASSERT_TRUE(directory);
   fs::create_symlink("/etc/passwd", fs::path(path()) / "link");
-  EXPECT_FALSE(directory->read("link", 1 << 20));
+  EXPECT_FALSE((*directory)->read("link", 1 << 20));
   ASSERT_EQ(::mkfifo((fs::path(path()) / "fifo").c_str(), 0600), 0);
-  EXPECT_FALSE(directory->read("fifo", 1 << 20));
+  EXPECT_FALSE((*directory)->read("fifo", 1 << 20));
   std::ofstream(fs::path(path()) / "large") << std::string(5000, 'x');
-  EXPECT_FALSE(directory->read("large", 4096));
-  const auto none = directory->read("none", 4096);
+  EXPECT_FALSE((*directory)->read("large", 4096));
+  const auto none = (*directory)->read("none", 4096);
   ASSERT_TRUE(none);
   EXPECT_FALSE(*none);
   // A lead and parts that are no records: the group does not come together, and none is harmed.
@@ -470,7 +471,7 @@ TEST_F(GroupPartTest, OneOfAllWhoClaimAtOnceSucceeds) {
   ASSERT_TRUE(directory);
   std::atomic<int> won = 0;
   at_once(16, [&](std::size_t i) {
-    const auto claimed = directory->claim("it", std::to_string(i), std::to_string(i));
+    const auto claimed = (*directory)->claim("it", std::to_string(i), std::to_string(i));
     if (claimed && *claimed) ++won;
   });
   EXPECT_EQ(won, 1);

@@ -14,6 +14,7 @@
 
 #include "base/json_record.h"
 #include "checkpoint/group_part.h"
+#include "checkpoint/group_rendezvous.h"
 
 namespace stasis {
 
@@ -32,7 +33,7 @@ std::optional<Enum> enum_from_name(const std::array<std::string_view, count>& na
 }
 
 inline constexpr std::size_t kMostLinkText = 200;
-inline constexpr std::size_t kMostLinksBytes = 8 << 20;
+inline constexpr std::size_t kMostLinksBytes = kMostGroupRecord;
 
 enum class PartStage { kComing, kReady, kHeld, kLocked, kDone, kFailed };
 inline constexpr std::array<std::string_view, 6> kPartStages = {"coming", "ready", "held",

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/group_directory.h"
 #include "operations/operations.h"
 
 namespace stasis::cli {
@@ -37,14 +38,14 @@ CLI::Option* GroupOptions::add_to(CLI::App& command) {
 
 Result<void> GroupOptions::open() {
   if (path_.empty()) return {};
-  STASIS_TRY_ASSIGN(directory_, GroupDirectory::open(path_));
+  STASIS_TRY_ASSIGN(rendezvous_, GroupDirectory::open(path_));
   return {};
 }
 
 Result<std::unique_ptr<GroupPart>> GroupOptions::join(const std::string& operation,
                                                       std::chrono::milliseconds timeout,
                                                       const Interrupt& interrupt) {
-  if (!directory_) return std::unique_ptr<GroupPart>();
+  if (!rendezvous_) return std::unique_ptr<GroupPart>();
   GroupPartOptions options;
   options.operation = operation;
   options.parts = parts_;
@@ -56,7 +57,7 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join(const std::string& operati
 Result<std::unique_ptr<GroupPart>> GroupOptions::join_image(const RestoreOptions& restore,
                                                             std::chrono::milliseconds timeout,
                                                             const Interrupt& interrupt) {
-  if (!directory_) return std::unique_ptr<GroupPart>();
+  if (!rendezvous_) return std::unique_ptr<GroupPart>();
   STASIS_TRY_ASSIGN(auto options, part_of_image(restore));
   if (options.parts != parts_ || (!name_.empty() && name_ != options.name)) {
     return fail(ErrorCode::kUsage,
@@ -70,8 +71,7 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join_image(const RestoreOptions
 
 Result<std::unique_ptr<GroupPart>> GroupOptions::join(GroupPartOptions options,
                                                       const Interrupt& interrupt) {
-  return GroupPart::join(std::move(*std::exchange(directory_, std::nullopt)), std::move(options),
-                         interrupt);
+  return GroupPart::join(std::move(rendezvous_), std::move(options), interrupt);
 }
 
 }  // namespace stasis::cli

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -42,7 +41,7 @@ class GroupOptions {
   std::string path_;
   std::uint32_t parts_ = 0;
   std::string name_;
-  std::optional<GroupDirectory> directory_;
+  std::unique_ptr<GroupRendezvous> rendezvous_;
 };
 
 }  // namespace stasis::cli
