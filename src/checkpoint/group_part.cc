@@ -559,7 +559,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   }
 
   // The thread itself wants the group to be given up.
-  void want(Error why) {
+  void want(const Error& why) {
     {
       const std::lock_guard lock(mutex_);
       if (refused_) return;

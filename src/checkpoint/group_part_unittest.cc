@@ -29,6 +29,8 @@ namespace fs = std::filesystem;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using testing::AnyOf;
+using testing::Contains;
+using testing::Each;
 using testing::Eq;
 using testing::HasSubstr;
 
@@ -372,8 +374,10 @@ TEST_F(GroupPartTest, ARestoreIsOfOneDumpAndHasNoDeadlineOnceAllHaveCome) {
   timeout_ = milliseconds(1000);
   for (const std::string& said : restore({"first", "first", "first"}))
     EXPECT_EQ(said, "");
-  for (const std::string& said : restore({"first", "first", "second"}))
-    EXPECT_THAT(said, HasSubstr("of different dumps"));
+  const auto said = restore({"first", "first", "second"});
+  // Two may have seen it and gone before the third came.
+  EXPECT_THAT(said, Each(AnyOf(HasSubstr("of different dumps"), HasSubstr("1 of 3 parts have"))));
+  EXPECT_THAT(said, Contains(HasSubstr("of different dumps")).Times(testing::Ge(2)));
 }
 
 TEST_F(GroupPartTest, OneMoreThanThereAreHurtsNoOther) {
