@@ -1,9 +1,9 @@
 # Run by CPack when the files of all components lie in their folders: what distributions want of a package,
 # and a plain `cmake --install` need not have.
 
-# Of headers that are compiled in, whose licences want to be told.
-set(compiled_in libcli11-dev libexpected-dev libfmt-dev libkainjow-mustache-dev libprotozero-dev libxxhash-dev
-    nlohmann-json3-dev)
+# Of headers and static libraries that are compiled in, whose licences want to be told.
+set(compiled_in libcli11-dev libexpected-dev libfmt-dev libkainjow-mustache-dev libprotozero-dev libsodium-dev
+    libxxhash-dev nlohmann-json3-dev)
 set(compiled_in_python pybind11-dev)
 
 function(run)

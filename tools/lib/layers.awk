@@ -2,7 +2,7 @@
 # The variable "list" names a file with all paths of the tree; they are all relative to its top.
 #
 #   base <- proc <- driver, attach; base <- image; all five <- checkpoint <- direct; all four <- criu;
-#   checkpoint, direct, criu <- doctor <- operations <- report <- job <- cli, capi
+#   checkpoint, direct, criu <- doctor <- operations <- report <- job <- cli, capi; base, checkpoint <- rendezvous <- cli
 #   report <- compat; direct, criu <- plugins, but not image: what runs inside CRIU knows CRIU's files and not ours
 #   include/stasis <- python; include/abi <- all other C++: what the driver's interface is, and what programs of ours
 #   that run in different processes agree on
@@ -27,7 +27,8 @@ BEGIN {
   allow("report", middle " operations")
   library = middle " operations report"
   allow("job", library)
-  allow("cli", library " job")
+  allow("rendezvous", "base checkpoint")
+  allow("cli", library " job rendezvous")
   allow("compat", library)
   # It runs inside CRIU: the core only, and CRIU's own files, without what these stand on besides (image).
   allow("plugins", "base proc attach driver checkpoint direct criu")
@@ -41,7 +42,7 @@ BEGIN {
   allow("examples", "base sim")
   allow("workloads", "base sim examples")
   # Tests and benchmarks may look anywhere.
-  allow("tests", library " job cli capi compat plugins sim preload workloads examples")
+  allow("tests", library " rendezvous job cli capi compat plugins sim preload workloads examples")
   allow("bench", library " sim workloads tests examples")
 }
 

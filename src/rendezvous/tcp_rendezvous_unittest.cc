@@ -1,0 +1,420 @@
+// Parts of one process, and of children, that meet at an address of this machine alone.
+#include "rendezvous/tcp_rendezvous.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/fd.h"
+#include "base/threads.h"
+#include "base/units.h"
+#include "checkpoint/group_part.h"
+#include "rendezvous/address.h"
+#include "rendezvous/messages.h"
+#include "rendezvous/sealed_channel.h"
+
+namespace stasis::rendezvous {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using testing::Each;
+using testing::HasSubstr;
+
+class TcpRendezvousTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/stasis-tcp-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    root_ = name;
+    secret_ = secret_of("sixteen bytes and more");
+    address_ = new_address();
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  // No other test's: the whole of 127/8 is this machine's.
+  static std::string new_address() {
+    static int count = 0;
+    const int number = ::getpid();
+    return fmt::format("tcp://127.{}.{}.{}:{}", 64 | ((number >> 16) & 63), (number >> 8) & 255,
+                       number & 255, 7000 + ++count);
+  }
+  std::string secret_of(const std::string& text) {
+    const fs::path path = root_ / fmt::format("secret{}", ++secrets_);
+    std::ofstream(path) << text;
+    fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+    return path;
+  }
+  std::unique_ptr<TcpRendezvous> open() const { return open(address_); }
+  std::unique_ptr<TcpRendezvous> open(const std::string& address) const {
+    auto opened = TcpRendezvous::open(address, secret_);
+    EXPECT_TRUE(opened) << opened.error().to_string();
+    return opened ? std::move(*opened) : nullptr;
+  }
+  // One that serves, and one that asks it.
+  struct Two {
+    std::unique_ptr<TcpRendezvous> server;
+    std::unique_ptr<TcpRendezvous> client;
+  };
+  Two two() const {
+    Two out{open(), nullptr};
+    EXPECT_TRUE(out.server->serves());
+    EXPECT_TRUE(out.server->joined());
+    out.client = open();
+    EXPECT_FALSE(out.client->serves());
+    return out;
+  }
+  UniqueFd connect() const {
+    auto addresses = resolve(*parse_host_port(address_));
+    UniqueFd out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(out.get(), reinterpret_cast<const sockaddr*>(&addresses->front().storage),
+                        addresses->front().size),
+              0);
+    return out;
+  }
+  static void say(const UniqueFd& to, const std::string& bytes) {
+    EXPECT_EQ(::send(to.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  static std::string hear(const UniqueFd& from, std::size_t count) {
+    std::string out(count, '\0');
+    const ssize_t got = ::recv(from.get(), out.data(), count, MSG_WAITALL);
+    out.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+    return out;
+  }
+  // The other end closes it, and in less than ten seconds.
+  static bool is_closed(const UniqueFd& socket) {
+    pollfd polled{socket.get(), POLLIN, 0};
+    char none = 0;
+    return ::poll(&polled, 1, 10'000) == 1 && ::recv(socket.get(), &none, 1, 0) <= 0;
+  }
+
+  struct End {
+    bool done = false;
+    std::string message;
+    ErrorCode code{};
+  };
+  enum class Step { kJoined, kReady, kRest };
+  using Hook = std::function<void(Step)>;
+  End run(const std::string& address, const std::string& name, std::uint32_t parts,
+          const Hook& before = {}) {
+    GroupPartOptions options;
+    options.operation = "suspend";
+    options.parts = parts;
+    options.name = name;
+    options.timeout = timeout_;
+    options.silence = silence_;
+    const auto step = [&](Step which) {
+      if (before) before(which);
+    };
+    auto opened = TcpRendezvous::open(address, secret_);
+    if (!opened) return {false, opened.error().to_string(), opened.error().code};
+    auto joined = GroupPart::join(std::move(*opened), options, interrupt_);
+    if (!joined) {
+      const Error& why = joined.error();
+      return {false, fmt::format("{}; {}", why.to_string(), why.remedy), why.code};
+    }
+    GroupPart& part = **joined;
+    step(Step::kJoined);
+    auto done = part.wait_for_all();
+    if (done) step(Step::kReady);
+    for (bool rests = false; done && !rests;) {
+      auto moment = part.at_rest();
+      rests = moment && !*moment;
+      if (!moment) done = fail(std::move(moment.error()));
+    }
+    if (done) step(Step::kRest);
+    if (done) done = part.finish();
+    if (done) return {true, {}, {}};
+    const Error told = part.give_up(std::move(done.error()));
+    return {false, told.to_string(), told.code};
+  }
+  std::vector<End> run_all(std::uint32_t parts, const std::map<std::size_t, Hook>& odd = {}) {
+    std::vector<End> out(parts);
+    at_once(parts, [&](std::size_t i) {
+      const auto found = odd.find(i);
+      out[i] = run(address_, fmt::format("node{}", i), parts,
+                   found == odd.end() ? Hook() : found->second);
+    });
+    return out;
+  }
+  static void all_are_done(const std::vector<End>& ends) {
+    for (const End& end : ends)
+      EXPECT_TRUE(end.done) << end.message;
+  }
+
+  milliseconds timeout_{20000};
+  milliseconds silence_{10000};
+  fs::path root_;
+  std::string secret_;
+  std::string address_;
+  int secrets_ = 0;
+  Interrupt interrupt_;
+};
+
+// --- Records
+
+TEST_F(TcpRendezvousTest, ARecordIsReadAsAnotherPartHasWrittenIt) {
+  const Two two = this->two();
+  const std::string large(5 << 20, 'x');
+  for (GroupRendezvous* from : {two.server.get(), two.client.get()}) {
+    EXPECT_TRUE(from->write("part.a", "first"));
+    EXPECT_TRUE(from->write("part.a", large));
+    for (GroupRendezvous* to : {two.server.get(), two.client.get()}) {
+      const auto text = to->read("part.a", large.size());
+      ASSERT_TRUE(text) << text.error().to_string();
+      EXPECT_EQ(*text, large);
+      EXPECT_FALSE(to->read("part.a", large.size() - 1)) << "above the limit";
+      const auto none = to->read("none", 10);
+      ASSERT_TRUE(none);
+      EXPECT_FALSE(*none);
+      const auto names = to->names();
+      ASSERT_TRUE(names);
+      EXPECT_EQ(*names, std::vector<std::string>({"part.a"}));
+    }
+    from->remove({"part.a"});
+  }
+}
+
+TEST_F(TcpRendezvousTest, OneOfAllWhoClaimAtOnceSucceeds) {
+  const Two two = this->two();
+  std::atomic<int> won = 0;
+  at_once(16, [&](std::size_t i) {
+    const auto own = i == 0 ? nullptr : open();
+    const auto claimed = (own ? *own : *two.server).claim("it", "", std::to_string(i));
+    if (claimed && *claimed) ++won;
+  });
+  EXPECT_EQ(won, 1);
+}
+
+TEST_F(TcpRendezvousTest, OnePartServesAndAnotherDoesSoAfterIt) {
+  Two two = this->two();
+  EXPECT_TRUE(two.client->write("part.a", "text"));
+  two.server.reset();
+  EXPECT_FALSE(two.client->read("part.a", 10));
+  // Another one that serves there is not taken for it.
+  const auto next = open();
+  ASSERT_TRUE(next->serves());
+  EXPECT_TRUE(next->joined());
+  std::this_thread::sleep_for(milliseconds(60));
+  const auto read = two.client->read("part.a", 10);
+  ASSERT_FALSE(read);
+  EXPECT_THAT(read.error().message, HasSubstr("another one serves there"));
+  // Unless it has not joined yet.
+  EXPECT_TRUE(two.client->renew());
+  std::this_thread::sleep_for(milliseconds(60));
+  EXPECT_TRUE(two.client->read("part.a", 10));
+}
+
+// --- What is hostile
+
+TEST_F(TcpRendezvousTest, AnotherSecretIsRefusedAtOnceAndSaysWhatToDo) {
+  const Two two = this->two();
+  EXPECT_TRUE(two.client->write("part.a", "text"));
+  secret_ = secret_of("sixteen other bytes");
+  const End end = run(address_, "node1", 2);
+  EXPECT_FALSE(end.done);
+  EXPECT_EQ(end.code, ErrorCode::kNotPermitted);
+  EXPECT_THAT(end.message, HasSubstr("has another secret"));
+  EXPECT_THAT(end.message, HasSubstr("give all parts the same secret"));
+  EXPECT_EQ(*two.server->names(), std::vector<std::string>({"part.a"}));
+}
+
+TEST_F(TcpRendezvousTest, AnotherProgramThatServesThereIsNoPart) {
+  const auto listeners = listen_at(*resolve(*parse_host_port(address_)));
+  ASSERT_TRUE(listeners);
+  std::jthread other([&] {
+    pollfd polled{listeners->front().get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&polled, 1, 10'000), 1);
+    UniqueFd client(::accept4(listeners->front().get(), nullptr, nullptr, SOCK_CLOEXEC));
+    say(client, "SSH-2.0-a server of another kind, which says more than a greeting has\r\n");
+    (void)hear(client, 1000);
+  });
+  const End end = run(address_, "node1", 2);
+  EXPECT_EQ(end.code, ErrorCode::kNotPermitted);
+  EXPECT_THAT(end.message, HasSubstr("is no tool of a group"));
+}
+
+TEST_F(TcpRendezvousTest, ConnectionsWithoutTheSecretAreClosedAndChangeNothing) {
+  const Two two = this->two();
+  EXPECT_TRUE(two.client->write("part.a", "text"));
+  const std::string random = random_bytes(kGreetingBytes);
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n"), random,
+        greeting(new_nonce()) + std::string(kHeaderBytes, 'h') + std::string(4, '\0'),
+        greeting(new_nonce()) + std::string(kHeaderBytes, 'h') + "\xff\xff\xff\x7f",
+        greeting(new_nonce()) + std::string(400, '\x20')}) {
+    const UniqueFd socket = connect();
+    say(socket, bytes);
+    if (bytes.starts_with(kMagic)) (void)hear(socket, kGreetingBytes + kHeaderBytes + 4 + 17 + 16);
+    EXPECT_TRUE(is_closed(socket)) << bytes.substr(0, 8);
+  }
+  const auto text = two.client->read("part.a", 10);
+  ASSERT_TRUE(text) << text.error().to_string();
+  EXPECT_EQ(*text, "text");
+}
+
+// What a part has said is recorded on the way, and said again on another connection.
+TEST_F(TcpRendezvousTest, WhatWasRecordedCannotBeSaidAgain) {
+  const Two two = this->two();
+  const auto key = GroupKey::from_file(secret_);
+  ASSERT_TRUE(key);
+  const auto begin = [&](const UniqueFd& socket, const Nonce& own) {
+    say(socket, greeting(own));
+    const auto server = nonce_of(hear(socket, kGreetingBytes));
+    EXPECT_TRUE(server);
+    (void)hear(socket, kHeaderBytes + kLengthBytes + 17 + kIdBytes);
+    return *server;
+  };
+  const Nonce own = new_nonce();
+  const UniqueFd socket = connect();
+  SealedChannel channel(*key, Side::kClient, own, begin(socket, own));
+  const std::string said =
+      channel.header() +
+      channel.seal(to_bytes(Request{Verb::kHello, {}, std::string(kIdBytes, 'i')})) +
+      channel.seal(to_bytes(Request{Verb::kClaim, "rest", "go-on"}));
+  say(socket, said);
+  EXPECT_EQ(hear(socket, kLengthBytes + 17 + 1).size(), kLengthBytes + 17 + 1);
+  ASSERT_EQ(*two.server->names(), std::vector<std::string>({"rest"})) << "it was good once";
+  two.server->remove({"rest"});
+  const UniqueFd again = connect();
+  (void)begin(again, own);
+  say(again, said);
+  EXPECT_TRUE(is_closed(again));
+  // And its last message alone, once more on the connection that it was of.
+  say(socket, said.substr(said.size() - (kLengthBytes + 17 + 2 + 4 + 5)));
+  EXPECT_TRUE(is_closed(socket));
+  EXPECT_TRUE(two.server->names()->empty());
+}
+
+TEST_F(TcpRendezvousTest, ConnectionsThatSayNothingKeepNoPartOut) {
+  std::vector<UniqueFd> silent;
+  Hook floods = [&](Step step) {
+    for (int i = 0; step == Step::kJoined && i < 100; ++i)
+      silent.push_back(connect());
+  };
+  std::vector<End> ends(3);
+  at_once(3, [&](std::size_t i) {
+    // The first one serves.
+    if (i > 0) std::this_thread::sleep_for(milliseconds(100));
+    ends[i] = run(address_, fmt::format("node{}", i), 3, i == 0 ? floods : Hook());
+  });
+  all_are_done(ends);
+  // Of those that stay, too few are kept to hold any up, and none for long.
+  const Two two = this->two();
+  silent.clear();
+  for (int i = 0; i < 300; ++i)
+    silent.push_back(connect());
+  EXPECT_TRUE(two.client->write("part.a", "text"));
+  for (const UniqueFd& socket : silent)
+    EXPECT_TRUE(is_closed(socket));
+  EXPECT_TRUE(two.client->read("part.a", 10));
+}
+
+// --- The agreement
+
+TEST_F(TcpRendezvousTest, ManyPartsAgreeAgainAndAgainAtOneAddress) {
+  for (int i = 0; i < 10; ++i)
+    all_are_done(run_all(4));
+  EXPECT_TRUE(run(address_, "alone", 1).done);
+}
+
+TEST_F(TcpRendezvousTest, WithoutThePartThatServesTheOthersSaySo) {
+  timeout_ = milliseconds(300);
+  // An address that this machine has not, and at which none answers.
+  const End end = run("tcp://[100::1]:7777", "node1", 2);
+  EXPECT_EQ(end.code, ErrorCode::kTimeout) << end.message;
+  EXPECT_THAT(end.message, HasSubstr("no part answers at tcp://[100::1]:7777"));
+}
+
+TEST_F(TcpRendezvousTest, OneThatIsSlowAtAnyStepIsWaitedForAlsoByTheOneThatServes) {
+  for (const Step at : {Step::kJoined, Step::kReady, Step::kRest}) {
+    const Hook slow = [at](Step step) {
+      if (step == at) std::this_thread::sleep_for(milliseconds(300));
+    };
+    all_are_done(run_all(3, {{1, slow}}));
+  }
+  // All have heard the outcome before the one that serves ends.
+  Hook late = [](Step step) {
+    if (step == Step::kRest) std::this_thread::sleep_for(milliseconds(200));
+  };
+  all_are_done(run_all(3, {{0, late}, {1, late}}));
+}
+
+// The one that serves is a process of its own, which is killed at a step.
+TEST_F(TcpRendezvousTest, WhenTheOneThatServesIsKilledTheOthersGoBackAndSaySo) {
+  silence_ = milliseconds(1000);
+  const std::vector<Step> steps = {Step::kJoined, Step::kReady, Step::kRest};
+  std::vector<std::string> addresses;
+  std::vector<pid_t> servers;
+  for (const Step at : steps) {
+    addresses.push_back(new_address());
+    const pid_t child = ::fork();
+    if (child == 0) {
+      (void)run(addresses.back(), "killed", 3, [at](Step step) {
+        // At first, when the others are there.
+        if (step == Step::kJoined && at == step) std::this_thread::sleep_for(milliseconds(300));
+        if (step == at) ::kill(::getpid(), SIGKILL);
+      });
+      ::_exit(1);
+    }
+    servers.push_back(child);
+  }
+  std::this_thread::sleep_for(milliseconds(200));
+  std::vector<End> ends(2 * steps.size());
+  at_once(ends.size(),
+          [&](std::size_t i) { ends[i] = run(addresses[i / 2], fmt::format("node{}", i % 2), 3); });
+  for (const pid_t server : servers)
+    ::waitpid(server, nullptr, 0);
+  for (const End& end : ends) {
+    EXPECT_FALSE(end.done);
+    EXPECT_EQ(end.code, ErrorCode::kTimeout) << end.message;
+    EXPECT_THAT(end.message, HasSubstr("nothing was heard of part killed for 1000 ms"));
+    EXPECT_THAT(end.message, HasSubstr("the other parts could not be told"));
+  }
+}
+
+// As GroupPartTest.TimeToAgree, by TCP (docs/groups.md).
+TEST_F(TcpRendezvousTest, TimeToAgree) {
+  const char* asked = std::getenv("STASIS_GROUP_PARTS");
+  const auto parts =
+      static_cast<std::uint32_t>(asked != nullptr ? std::strtoul(asked, nullptr, 10) : 8);
+  timeout_ = milliseconds(0);
+  silence_ = milliseconds(60000);
+  std::atomic<Clock::rep> last_ready = 0;
+  std::atomic<Clock::rep> last_rest = 0;
+  const auto start = Clock::now();
+  const Hook notes = [&](Step step) {
+    const auto now = (Clock::now() - start).count();
+    auto& to = step == Step::kReady ? last_ready : last_rest;
+    if (step == Step::kJoined) return;
+    for (auto seen = to.load(); seen < now && !to.compare_exchange_weak(seen, now);) {
+    }
+  };
+  std::vector<End> ends(parts);
+  at_once(parts,
+          [&](std::size_t i) { ends[i] = run(address_, fmt::format("node{}", i), parts, notes); });
+  all_are_done(ends);
+  const auto ms = [](Clock::rep ticks) {
+    return std::chrono::duration<double, std::milli>(Clock::duration(ticks)).count();
+  };
+  fmt::print("{} parts: all ready {:.0f} ms, at rest {:.0f} ms later, all of it {:.0f} ms\n", parts,
+             ms(last_ready), ms(last_rest) - ms(last_ready), ms((Clock::now() - start).count()));
+}
+
+}  // namespace
+}  // namespace stasis::rendezvous
