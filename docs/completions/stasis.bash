@@ -41,6 +41,7 @@ _stasis() {
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     suspend:--watch) :; return ;;
     suspend:--group) :; return ;;
+    suspend:--group-secret) :; return ;;
     suspend:--parts) :; return ;;
     suspend:--part) :; return ;;
     suspend:--driver-timeout) :; return ;;
@@ -51,6 +52,7 @@ _stasis() {
     resume:-D|resume:--images-dir) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -d -- "$word"); return ;;
     resume:-t|resume:--timeout) :; return ;;
     resume:--group) :; return ;;
+    resume:--group-secret) :; return ;;
     resume:--parts) :; return ;;
     resume:--part) :; return ;;
     resume:--driver-timeout) :; return ;;
@@ -73,6 +75,7 @@ _stasis() {
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
     dump:--watch) :; return ;;
     dump:--group) :; return ;;
+    dump:--group-secret) :; return ;;
     dump:--parts) :; return ;;
     dump:--part) :; return ;;
     dump:--host-memory) mapfile -t COMPREPLY < <(compgen -W 'auto criu parallel' -- "$word"); return ;;
@@ -92,6 +95,7 @@ _stasis() {
     restore:--inherit-fd) :; return ;;
     restore:--map-address) :; return ;;
     restore:--group) :; return ;;
+    restore:--group-secret) :; return ;;
     restore:--parts) :; return ;;
     restore:--part) :; return ;;
     restore:-t|restore:--timeout) :; return ;;
@@ -135,11 +139,11 @@ _stasis() {
     run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet --log-json -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --map --refresh-env --ring --group --parts --part --trace --metrics' ;;
     attach) words='-h --help -t --timeout --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet --log-json' ;;
-    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --group --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
-    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --group --parts --part --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --group --group-secret --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    resume) words='-h --help -d --device-map -D --images-dir -t --timeout --group --group-secret --parts --part --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     swap) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --group --parts --part --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
-    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd --map-address --group --parts --part -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --group --group-secret --parts --part --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
+    restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd --map-address --group --group-secret --parts --part -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics' ;;
     explain) words='-h --help --json -v --verbose -q --quiet --log-json' ;;

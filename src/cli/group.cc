@@ -6,6 +6,7 @@
 
 #include "checkpoint/group_directory.h"
 #include "operations/operations.h"
+#include "rendezvous/tcp_rendezvous.h"
 
 namespace stasis::cli {
 
@@ -18,11 +19,19 @@ std::string why_no_part_name(const std::string& name) {
 CLI::Option* GroupOptions::add_to(CLI::App& command) {
   CLI::Option* group =
       command
-          .add_option("--group", path_,
+          .add_option("--group", place_,
                       "together with the tools of other nodes, each for its own part of the job: a "
                       "directory that all see, made by the first that comes and removed by the "
-                      "last")
-          ->type_name("DIR");
+                      "last; or tcp://HOST:PORT, at which the tool on that node answers the others")
+          ->type_name("DIR|ADDRESS");
+  CLI::Option* secret =
+      command
+          .add_option(
+              "--group-secret", secret_file_,
+              "with --group tcp://HOST:PORT: a file, of this user or root and closed to all "
+              "others, that is the same on all nodes; 16 random bytes at least")
+          ->type_name("FILE");
+  secret->needs(group);
   CLI::Option* parts =
       command.add_option("--parts", parts_, "with --group: how many tools take part, of all nodes")
           ->type_name("N")
@@ -37,8 +46,23 @@ CLI::Option* GroupOptions::add_to(CLI::App& command) {
 }
 
 Result<void> GroupOptions::open() {
-  if (path_.empty()) return {};
-  STASIS_TRY_ASSIGN(rendezvous_, GroupDirectory::open(path_));
+  if (place_.empty()) return {};
+  const bool is_address = rendezvous::TcpRendezvous::is_address(place_);
+  if (is_address != !secret_file_.empty()) {
+    return is_address
+               ? fail(ErrorCode::kUsage,
+                      fmt::format("a group that meets at {} needs a secret", place_),
+                      "make one: `(umask 077; head -c 32 /dev/urandom >FILE)`, copy it to "
+                      "all nodes, and give --group-secret FILE")
+               : fail(ErrorCode::kUsage,
+                      fmt::format("a group that meets in a directory ({}) has no secret", place_),
+                      "leave --group-secret out, or give --group tcp://HOST:PORT");
+  }
+  if (is_address) {
+    STASIS_TRY_ASSIGN(rendezvous_, rendezvous::TcpRendezvous::open(place_, secret_file_));
+  } else {
+    STASIS_TRY_ASSIGN(rendezvous_, GroupDirectory::open(place_));
+  }
   return {};
 }
 

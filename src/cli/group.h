@@ -20,10 +20,11 @@ std::string why_no_part_name(const std::string& name);
 
 class GroupOptions {
  public:
-  // Adds --group, --parts and --part; gives the first.
+  // Adds --group, --group-secret, --parts and --part; gives the first.
   CLI::Option* add_to(CLI::App& command);
 
-  // Opens the directory, if one is given: before this process goes where the target is.
+  // Opens the directory or the address, if one is given: before this process goes where the target
+  // is.
   Result<void> open();
   // Joins. Null where no group is given. It starts a thread, so the driver is loaded before.
   Result<std::unique_ptr<GroupPart>> join(const std::string& operation,
@@ -38,7 +39,8 @@ class GroupOptions {
  private:
   Result<std::unique_ptr<GroupPart>> join(GroupPartOptions options, const Interrupt& interrupt);
 
-  std::string path_;
+  std::string place_;
+  std::string secret_file_;
   std::uint32_t parts_ = 0;
   std::string name_;
   std::unique_ptr<GroupRendezvous> rendezvous_;

@@ -1,6 +1,7 @@
 # Nodes of a job as namespaces of this machine, with simulated GPUs of their own, and a tool in each.
 # NODES: the host's numbers of their first processes. ROOTS: what the tools act on, by its number on its
-# node [1]. RANKS: how many there are on each. group: where the tools meet.
+# node [1]. RANKS: how many there are on each. group: where the tools meet; secret_of_group: the file of
+# its secret, if it is an address.
 
 setup_nodes() {
   setup_stasis
@@ -48,6 +49,7 @@ begin() {
   shift 2
   local subject=("${ROOTS[$i]:-1}")
   [[ $verb != restore ]] || subject=(--detach)
+  [[ -z ${secret_of_group:-} ]] || subject+=(--group-secret "$secret_of_group")
   [[ $verb != restore && $verb != dump ]] || subject+=(--images-dir "$(image_of "$i")")
   on_node "$i" timeout -k 5 120 stasis "$verb" "${subject[@]}" --group "$group" --parts "${PARTS:-${#NODES[@]}}" --part "node$i" "$@" \
     </dev/null >"$BATS_TEST_TMPDIR/out$i" 2>&1 3>&- &
