@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/group_directory.h"
+
 namespace stasis::job {
 namespace {
 
