@@ -14,12 +14,14 @@ import time
 
 from . import netlink
 from .case_groups import ALLREDUCE, NEEDS
+from .case_jobs import SAVED, saves
 from .case_torch import require_torch
 from .core import Failure, Skip, case, expect, expect_equal
 from .targets import Target
 
 NODE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "node.py")
 CYCLES = 10
+STARTS = 3
 DUMPS = 3
 NAMESPACES = ("--pid", "--mount", "--uts", "--ipc", "--net")
 PORT = 29531
@@ -46,8 +48,10 @@ class Node:
         self.env = {**machine.env, "STASIS_STATE_DIR": os.path.join(machine.work, f"state{number}")}
         if machine.simulated:
             self.env.update({"STASIS_SIM_DIR": os.path.join(machine.work, f"gpus{number}"), "STASIS_SIM_GPUS": "1x8G"})
-        os.makedirs(self.env["STASIS_STATE_DIR"], mode=0o700)
+        os.makedirs(self.env["STASIS_STATE_DIR"], mode=0o700, exist_ok=True)
         self.pid_file = os.path.join(machine.work, self.name + ".pid")
+        if os.path.exists(self.pid_file):  # of the start before
+            os.remove(self.pid_file)
         enter = ["nsenter", f"--net=/proc/{share_with.first}/ns/net"] if share_with else []
         kinds = [kind for kind in NAMESPACES if not (share_with and kind == "--net")]
         argv = [*enter, "unshare", *kinds, "--fork", "--kill-child", "--mount-proc", sys.executable, NODE, "--name",
@@ -215,8 +219,7 @@ def told(figures, job, cycles, dumps):
     return figures
 
 
-@case("nodes.collective", needs=NEEDS + ("program stasis-workload", "two gpus", "root", "criu"))
-def collective(machine):
+def of_ours(machine):
     """Ranks of ours that meet by TCP in host functions of their streams."""
     def command(number, _):
         return [machine.program("stasis-workload"), "rank", "--meeting", f"tcp:{address_of(0)}:{PORT}", "--rank",
@@ -224,6 +227,69 @@ def collective(machine):
 
     def env(number, _):
         return {} if machine.simulated else {"CUDA_VISIBLE_DEVICES": str(number)}
+    return command, env
+
+
+def of_nccl(mib):
+    """PyTorch, with NCCL over sockets."""
+    def command(number, _):
+        return [sys.executable, ALLREDUCE, "--rank", str(number), "--ranks", "2", "--device", "0", "--init",
+                f"tcp://{address_of(0)}:{PORT}", "--status", "{status}", "--mib", str(mib), "--pause-ms", "2"]
+
+    def env(number, interface):
+        return {**ENGINE, "CUDA_VISIBLE_DEVICES": str(number), "NCCL_HOSTID": f"node{number}",
+                "NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    return command, env
+
+
+def saved_together(machine, command, env, suffix):
+    """`stasis run` on each node; one of them is told to make room, in turn, and both are started again."""
+    figures = {"saved_seconds": [], "back_seconds": [], "saves": []}
+    for start in range(STARTS + 1):
+        def under_run(number, interface, group=os.path.join(machine.work, f"group.{start}")):
+            return [machine.program("stasis"), "run", "--images-dir", os.path.join(machine.work, f"images{number}"),
+                    "--group", group, "--parts", "2", "--part", f"node{number}", "--on-signal", "HUP", "--no-io-uring",
+                    "--", *command(number, interface)]
+        begin = time.monotonic()
+        job = Job(machine, under_run, env, suffix)
+        if start:
+            figures["back_seconds"].append(round(time.monotonic() - begin, 3))
+        for node in job.nodes:
+            expect_equal("goes on from" in node.target.output(), start > 0, f"{node.name} goes on, at start {start}")
+        if start == STARTS:
+            break
+        begin = time.monotonic()
+        os.kill(outer_child(job.nodes[start % 2].first)[0], signal.SIGHUP)
+        for node in job.nodes:
+            node.target.wait_ended(180)
+            expect_equal(node.target.exit_status, SAVED, f"status of {node.name} ({node.target.output()[-800:]})")
+        figures["saved_seconds"].append(round(time.monotonic() - begin, 3))
+        figures["saves"].append([saves(node.target) for node in job.nodes])
+    figures["network"] = job.network
+    figures["rounds"] = job.finish()
+    figures["note"] = (f"{STARTS} times saved and ended in {max(figures['saved_seconds']):.1f} s, back in "
+                       f"{max(figures['back_seconds']):.1f} s at most; {figures['rounds']} rounds of right sums; "
+                       f"network: {job.network}")
+    return figures
+
+
+@case("nodes.job", needs=NEEDS + ("program stasis-workload", "two gpus", "root", "criu"))
+def job_of_ours(machine):
+    """A job of two nodes that is preempted and goes on as a whole."""
+    return saved_together(machine, *of_ours(machine), lambda _: "")
+
+
+@case("nodes.job.nccl", simulated=False, needs=NEEDS + ("two gpus", "root", "criu"))
+def job_of_nccl(machine):
+    """The same with PyTorch and NCCL."""
+    version = require_torch(machine)
+    return {**saved_together(machine, *of_nccl(256), lambda number: f".{number}"), "torch": version}
+
+
+@case("nodes.collective", needs=NEEDS + ("program stasis-workload", "two gpus", "root", "criu"))
+def collective(machine):
+    """Ranks of ours, by the tools of both nodes."""
+    command, env = of_ours(machine)
     job = Job(machine, lambda number, name: under_agent(machine, True, command(number, name)), env, lambda _: "")
     cycles = 3 if machine.simulated else CYCLES
     figures = there_and_back(machine, job, cycles)
@@ -233,16 +299,9 @@ def collective(machine):
 
 def nccl(machine, agent):
     version = require_torch(machine)
-
-    def command(number, _):
-        return under_agent(machine, agent, [
-            sys.executable, ALLREDUCE, "--rank", str(number), "--ranks", "2", "--device", "0", "--init",
-            f"tcp://{address_of(0)}:{PORT}", "--status", "{status}", "--mib", "16", "--pause-ms", "2"])
-
-    def env(number, interface):
-        return {**ENGINE, "CUDA_VISIBLE_DEVICES": str(number), "NCCL_HOSTID": f"node{number}",
-                "NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-    job = Job(machine, command, env, lambda number: f".{number}")
+    command, env = of_nccl(16)
+    job = Job(machine, lambda number, name: under_agent(machine, agent, command(number, name)), env,
+              lambda number: f".{number}")
     for node in job.nodes:
         expect("via NET/Socket" in node.target.output(), f"{node.name}: NCCL does not say that it uses sockets")
     figures = there_and_back(machine, job, CYCLES)
