@@ -302,8 +302,11 @@ class SharedSearch {
       const auto status = proc::known_status(link_of(place));
       if (!status || !S_ISREG(status->st_mode)) return;
       const FileKey key{status->st_dev, status->st_ino};
-      if (nameless_.contains(key))
-        note_nameless(info, key, (outside_description(place).flags & O_ACCMODE) != O_RDONLY);
+      if (nameless_.contains(key)) {
+        // By O_PATH nothing is read or written. Other checks of this process look at files so, too.
+        const unsigned flags = outside_description(place).flags;
+        if ((flags & O_PATH) == 0) note_nameless(info, key, (flags & O_ACCMODE) != O_RDONLY);
+      }
       const auto it = written_.find(key);
       if (it == written_.end()) return;
       if (const auto* same = it->second.same_as(place)) {

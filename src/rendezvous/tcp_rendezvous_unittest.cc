@@ -32,8 +32,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-using testing::Each;
 using testing::AnyOf;
+using testing::Each;
 using testing::HasSubstr;
 
 class TcpRendezvousTest : public testing::Test {

@@ -645,6 +645,10 @@ END
 import mmap, os, select, socket, subprocess, sys, time
 memory = mmap.mmap(-1, 4096); named = os.memfd_create("inner"); os.ftruncate(named, 4096)
 events, waits, listens = os.eventfd(0), select.epoll(), socket.socket()
+gone = os.open(sys.argv[1] + "/gone", os.O_RDWR | os.O_CREAT); os.unlink(sys.argv[1] + "/gone")
+if os.fork() == 0:
+    open(sys.argv[1] + "/holder", "w").write(f"/proc/{os.getpid()}/fd/{gone}")
+    while True: time.sleep(300)
 listens.bind(("127.0.0.1", 0)); listens.listen()
 if os.fork() == 0:
     while True: memory[0] = 1; time.sleep(.1)
@@ -665,6 +669,14 @@ END
   TARGET=$(<"$BATS_TEST_TMPDIR/root")
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/holder"
+  # What looks at a file, and cannot read or write it.
+  (exec python3 -IS -c 'import os, sys, time
+held = os.open(sys.argv[1], os.O_PATH)
+open(sys.argv[2], "w")
+time.sleep(300)' "$(<"$BATS_TEST_TMPDIR/holder")" "$BATS_TEST_TMPDIR/looked") </dev/null >/dev/null 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/looked"
   capture stasis doctor "$TARGET" --no-trial --json
   assert_equal "$(json "[f['what'] for f in d['processes'] if f['id'].startswith('outside')]")" "[]"
   done_by dump "$TARGET" --images-dir "$image" --leave-running
