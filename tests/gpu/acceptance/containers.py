@@ -148,6 +148,7 @@ class Container:
     same for all engines."""
 
     program = ""
+    goes_on = False  # after a checkpoint, for a moment
 
     def __init__(self, machine, argv, env=None, name="stasis", options=()):
         """With `options` of CRIU's besides, a line each."""

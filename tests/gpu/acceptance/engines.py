@@ -299,6 +299,8 @@ address = "{self.socket}"
         found = glob.glob(os.path.join(self.state, "**", f"*{name}.log"), recursive=True)
         return found[0] if found else None
 
+    goes_on = True
+
     def checkpoint(self, images):
         """containerd lets it go on after that; here it is ended."""
         done = self._call("containers", "checkpoint", "--task", self.name, SAVED)
