@@ -14,7 +14,7 @@ import time
 
 from . import netlink
 from .case_groups import ALLREDUCE, NEEDS
-from .case_jobs import SAVED, saves
+from .case_jobs import SAVED, saves, went_on
 from .case_torch import require_torch
 from .core import Failure, Skip, case, expect, expect_equal
 from .targets import Target
@@ -255,6 +255,8 @@ def saved_together(machine, command, env, suffix):
         if start:
             figures["back_seconds"].append(round(time.monotonic() - begin, 3))
         for node in job.nodes:
+            if start:  # the program runs before that is told
+                went_on(node.target)
             expect_equal("goes on from" in node.target.output(), start > 0, f"{node.name} goes on, at start {start}")
         if start == STARTS:
             break
