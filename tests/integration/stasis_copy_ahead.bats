@@ -86,7 +86,7 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   assert_contains "$err" "as it was"
   target_goes_on
   # The mover has the memory, and the program's threads wait to give some of it back.
-  STASIS_SIM_FAULTS=transfer:delay=2s setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on \
+  STASIS_SIM_FAULTS=transfer:delay=200ms setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on \
     >/dev/null 2>&1 3>&- &
   local tool=$!
   wait_until 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead
