@@ -466,7 +466,7 @@ TEST_F(ParkingTest, AParkedProcessCanBeKilled) {
 // epoll_wait() alone gets an EINTR from the kernel then, as from any tracer that comes and goes.
 TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
   shared_->may_see_eintr = true;
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 60; ++round) {
     {
       const Child parker([this] {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -475,7 +475,7 @@ TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
           (void)unpark_threads(pid());
         }
       });
-      std::this_thread::sleep_for(std::chrono::microseconds(500 + 37 * round));
+      std::this_thread::sleep_for(std::chrono::microseconds(500 + 92 * round));
     }
     const auto on = unpark_threads(pid());
     ASSERT_TRUE(on) << text(on);
