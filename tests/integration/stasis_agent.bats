@@ -343,6 +343,28 @@ preloaded() { ldconfig -p | awk -v name="$1" '$1 == name && /x86-64/ { print $NF
   restored_verifies
 }
 
+@test "a program whose filter of system calls ends it at one that the agent could do without" {
+  cat >"$BATS_TEST_TMPDIR/filtered" <<'END'
+import ctypes, os, struct, sys
+# unshare(2), by its number: SECCOMP_RET_KILL_PROCESS
+code = b"".join(struct.pack("HBBI", *line) for line in ((0x20, 0, 0, 0), (0x15, 0, 1, 272), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7fff0000)))
+room = ctypes.create_string_buffer(code)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)
+if libc.prctl(22, 2, struct.pack("HxxxxxxP", 4, ctypes.addressof(room)), 0, 0) != 0: sys.exit("no filters here")
+os.execvp(sys.argv[1], sys.argv[1:])
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 -IS "$BATS_TEST_TMPDIR/filtered" stasis-workload memory --size 128M \
+    --status "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  grep -q '^Seccomp_filters:.1$' "/proc/$TARGET/status"
+  cycle_by direct
+  target_verifies
+}
+
 @test "memory that the driver's restore has made leaves by the direct path, too, where there is room to replace it" {
   export STASIS_SIM_EXPORTS_RESTORED_BELOW=32M
   by_driver() {
