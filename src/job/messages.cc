@@ -14,8 +14,6 @@ void fields(auto& io, Described<SaveOrder> auto& order) {
   io.optional("base", order.base);
 }
 
-void fields(auto& io, Described<MeetOrder> auto& order) { io("timeout_ms", order.timeout); }
-
 void fields(auto& io, Described<WorkOrder> auto& order) {
   io("what", order.what);
   io("root", order.root);

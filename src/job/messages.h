@@ -34,9 +34,7 @@ struct SaveOrder {
 };
 struct RecoverOrder {};
 // Waits for the other parts of a job of several nodes, which begins anew.
-struct MeetOrder {
-  std::chrono::milliseconds timeout{0};
-};
+struct MeetOrder {};
 
 struct WorkOrder {
   std::variant<RecoverOrder, RestoreOrder, SaveOrder, MeetOrder> what;

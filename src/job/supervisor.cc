@@ -102,7 +102,7 @@ Result<void> Supervisor::look_after(std::optional<int> image) {
 Result<void> Supervisor::begin(std::optional<int> image) {
   if (!image) {
     state_ = JobState::kStarting;
-    if (group().has_others()) return job_->send(WorkOrder{MeetOrder{options_.grace}});
+    if (group().has_others()) return job_->send(WorkOrder{MeetOrder{}});
     return job_->send(StartJob{});
   }
   state_ = JobState::kRestoring;

@@ -203,8 +203,8 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
   return worker.result(restored);
 }
 
-WorkResult meet(Worker& worker, const MeetOrder& order, const JobGroup& group) {
-  auto met = start_together(group, order.timeout, worker_interrupt());
+WorkResult meet(Worker& worker, const WorkerOptions& wanted) {
+  auto met = start_together(wanted.group, wanted.group_timeout, worker_interrupt());
   if (!met) return worker.result(met.error());
   return worker.result(Met{});
 }
@@ -222,8 +222,8 @@ WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& stream
   using Movers = OperationSession::Movers;
   worker.session.ring_bytes = wanted.ring_bytes;
   if (!std::holds_alternative<RecoverOrder>(order.what)) obey_stop();
-  if (const auto* one = std::get_if<MeetOrder>(&order.what))
-    return meet(worker, *one, wanted.group);
+  // Without a driver.
+  if (std::holds_alternative<MeetOrder>(order.what)) return meet(worker, wanted);
   auto loaded = worker.session.load_driver(
       std::holds_alternative<SaveOrder>(order.what) ? Movers::kDigests : Movers::kOne);
   if (!loaded) return worker.result(loaded.error());
@@ -237,7 +237,7 @@ WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& stream
           },
           [&](const RestoreOrder& one) { return bring_back(worker, driver, one, streams, wanted); },
           [&](const RecoverOrder&) { return bring_to_run(worker, driver, order.root); },
-          [&](const MeetOrder& one) { return meet(worker, one, wanted.group); }},
+          [&](const MeetOrder&) { return meet(worker, wanted); }},
       order.what);
 }
 
