@@ -15,11 +15,15 @@ teardown() { end_stasis; }
 # In a fresh PID namespace, as a container has it, where numbers begin at 1.
 fresh=(unshare --pid --fork --mount-proc --kill-child)
 
-# An image of a program with the number 2, which opens its files in there, and has none of ours.
+# An image of a program with the number 2, which opens its files in there, and has none of ours. Its threads have none
+# of the numbers that what starts stasis and stasis itself have at a restore.
 dumped_in_fresh() {
   cat >"$BATS_TEST_TMPDIR/dump" <<'END'
 for fd in /proc/self/fd/*; do ((${fd##*/} <= 2)) || eval "exec ${fd##*/}>&-"; done 2>/dev/null
-setsid stasis-workload memory --size 4M --pause-ms 20 --status "$1" </dev/null >"$1.log" 2>&1 &
+(
+  echo 50 >/proc/sys/kernel/ns_last_pid
+  exec setsid stasis-workload memory --size 4M --pause-ms 20 --status "$1" </dev/null >"$1.log" 2>&1
+) &
 until grep -qs "^round 0*[1-9]" "$1"; do sleep 0.05; done
 stasis dump $! --images-dir "$2"
 END
