@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "base/scope_guard.h"
 #include "base/version.h"
+#include "begun_threads.h"
 #include "checkpoint/inherited_files.h"
 #include "criu_api.h"
 #include "dump_session.h"
@@ -132,6 +133,8 @@ int begin_restore() {
     return -1;
   }
   current().restore = std::move(*session);
+  if (const auto begun = wait_for_begun_threads(); !begun)
+    log_warning("a container with a user namespace may hang: " + begun.error().to_string());
   return 0;
 }
 
