@@ -2,6 +2,7 @@
 #include "checkpoint/group_part.h"
 
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -111,6 +112,10 @@ class GroupPartTest : public testing::Test {
     });
     return out;
   }
+  void wait_for_lead() const {
+    while (!fs::exists(fs::path(path()) / "lead"))
+      std::this_thread::sleep_for(milliseconds(1));
+  }
   static Result<void> broken() { return fail(ErrorCode::kOutOfHostMemory, "no room"); }
 
   milliseconds timeout_{20000};
@@ -214,35 +219,28 @@ TEST_F(GroupPartTest, OneThatIsKilledAtAnyStepIsNamedAndAllGoBack) {
         local.before = [at](Step step) {
           if (step == at) ::kill(::getpid(), SIGKILL);
         };
+        // Before this process has other threads, whose locks it would have as they are now.
         const pid_t child = ::fork();
         if (child == 0) {
+          if (!first) wait_for_lead();
           (void)run("killed", 3, local);
           ::_exit(1);
         }
         return child;
       };
-      pid_t child = 0;
+      const pid_t child = dies();
       std::vector<End> ends(2);
-      // It leads if it is the first.
-      if (first) {
-        child = dies();
-        while (!fs::exists(fs::path(path()) / "lead"))
-          std::this_thread::sleep_for(milliseconds(1));
-      }
-      std::jthread later([&] {
-        if (first) return;
-        while (!fs::exists(fs::path(path()) / "lead"))
-          std::this_thread::sleep_for(milliseconds(1));
-        child = dies();
-      });
+      if (first) wait_for_lead();  // it leads
       at_once(2, [&](std::size_t i) { ends[i] = run(fmt::format("node{}", i), 3); });
-      later.join();
       for (const End& end : ends) {
         EXPECT_FALSE(end.done);
         EXPECT_EQ(end.code, ErrorCode::kTimeout) << end.message;
         EXPECT_THAT(end.message, AnyOf(HasSubstr("nothing was heard of part killed for 1000 ms"),
                                        HasSubstr("part killed says nothing for 1000 ms")));
       }
+      int status = 0;
+      EXPECT_EQ(::waitpid(child, &status, WNOHANG), child) << "it hangs";
+      EXPECT_TRUE(WIFSIGNALED(status)) << "it ended with status " << status;
       ::kill(child, SIGKILL);
       fs::remove_all(path());
     }
