@@ -328,6 +328,20 @@ TEST_F(ProcessTest, GuardSaysWhatItCouldNotDo) {
   EXPECT_THAT(undone.error().remedy, HasSubstr("stasis recover " + pid));
 }
 
+// As one that becomes a setuid program by exec, under a tool that is not root's.
+TEST_F(ProcessTest, GuardSaysWhereItHasOtherRightsThanBefore) {
+  constexpr int kNotPermittedByDriver = 800;
+  Process process = open();
+  StateGuard guard(process, CudaState::kRunning);
+  ASSERT_TRUE(process.lock(milliseconds(1)));
+  driver_.fail_always(Action::kGetState, kNotPermittedByDriver);
+  auto undone = guard.undo();
+  ASSERT_FALSE(undone);
+  EXPECT_EQ(undone.error().code, ErrorCode::kNotRolledBack);
+  EXPECT_THAT(undone.error().message, HasSubstr("has other rights now"));
+  EXPECT_THAT(undone.error().remedy, HasSubstr("nothing is left to bring back; if not, run `sudo"));
+}
+
 TEST_F(ProcessTest, GuardHasNothingToDoForOneThatHasGone) {
   Process process = open();
   StateGuard guard(process, CudaState::kRunning);
