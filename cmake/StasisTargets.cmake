@@ -142,7 +142,7 @@ function(stasis_test name)
   add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
   set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 600)
   # First those that take longest: the last one to end has nothing beside it. A first run knows no times.
-  if(name MATCHES "^(operations|manifest|content_base|process|parking|checksum|content|group)_unittest$")
+  if(name MATCHES "^(operations|manifest|content_base|process|parking|checksum|content|group|group_part|tcp_rendezvous|agent_client|address_space|awake_thread)_unittest$")
     set_tests_properties(${name} PROPERTIES COST 10)
   endif()
 endfunction()
