@@ -189,6 +189,8 @@
   OWN(cuMemGetAllocationPropertiesFromHandle) \
   OWN(cuMemGetHandleForAddressRange)      \
   OWN(cuMulticastCreate)                  \
+  OWN(cuMulticastAddDevice)               \
+  OWN(cuMulticastUnbind)                  \
   OWN(cuMulticastBindMem)                 \
   OWN(cuMulticastBindMem_v2)              \
   OWN(cuMulticastBindAddr)                \

@@ -21,12 +21,6 @@ using cuMemPoolImportFromShareableHandle = cuda::CUresult(cuda::CUmemoryPool*, v
                                                           cuda::CUmemAllocationHandleType,
                                                           unsigned long long flags);
 using cuMemPoolImportPointer = cuda::CUresult(cuda::CUdeviceptr*, cuda::CUmemoryPool, void* data);
-using cuMulticastBindMem = cuda::CUresult(CUmulticastHandle, std::size_t mc_offset,
-                                          cuda::CUmemGenericAllocationHandle, std::size_t offset,
-                                          std::size_t size, unsigned long long flags);
-using cuMulticastBindAddr = cuda::CUresult(CUmulticastHandle, std::size_t mc_offset,
-                                           cuda::CUdeviceptr, std::size_t size,
-                                           unsigned long long flags);
 // CUDA 13.1 and newer.
 using cuMulticastBindMem_v2 = cuda::CUresult(CUmulticastHandle, cuda::CUdevice,
                                              std::size_t mc_offset,

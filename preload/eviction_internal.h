@@ -35,6 +35,7 @@ enum class MemoryOrigin {
   kProgram,   // the program has, by cuMemCreate; or it was inherited (sharing.h)
   kHost,      // the same, of the host's memory
   kImported,  // another process has
+  kMulticast,  // the same, and it is no memory: an object of cuMulticastCreate
 };
 
 // What another process shares with this one, by the agent's socket in it and its number there. All
@@ -72,15 +73,15 @@ struct Physical {
   // anonymous mapping of its size.
   void* saved = nullptr;
   bool is_host() const { return origin == MemoryOrigin::kHost; }
-  bool is_pending_heir() const {
-    return origin != MemoryOrigin::kImported && key != ShareKey{} && !present;
+  bool is_imported() const {
+    return origin == MemoryOrigin::kImported || origin == MemoryOrigin::kMulticast;
   }
+  bool is_pending_heir() const { return !is_imported() && key != ShareKey{} && !present; }
   // How often other processes have it open by that number: until they close it, it cannot be
   // evicted either.
   unsigned open_elsewhere = 0;
   bool can_leave() const {
-    return origin != MemoryOrigin::kImported && !is_host() && !stays && !outside &&
-           open_elsewhere == 0;
+    return !is_imported() && !is_host() && !stays && !outside && open_elsewhere == 0;
   }
 };
 
@@ -159,7 +160,7 @@ struct DriverShare {
   std::uint64_t number = next_number();
 };
 
-// An object of cuMulticastCreate, which is there for as long as the program has a handle or a
+// An object of cuMulticastCreate by this process, which is there for as long as the program has a handle or a
 // mapping of it.
 struct Multicast {
   unsigned handles = 0;

@@ -156,7 +156,7 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
       // At once, so that it outlasts a release by another thread.
       ++physical->mappings;
       // The driver does not say how large what was imported is.
-      if (physical->origin == MemoryOrigin::kImported)
+      if (physical->is_imported())
         physical->size = std::max(physical->size, offset + size);
     }
   }
@@ -378,6 +378,16 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
 
 namespace {
 
+// The driver's handle of a multicast object. What another process has made was taken for memory
+// when it was imported: the driver does not say what it is, and these calls do.
+CUmulticastHandle multicast_of(CUmulticastHandle handle) {
+  const TablesLock lock;
+  auto* physical = held(handle);
+  if (!physical) return handle;
+  if (physical->is_imported()) physical->origin = MemoryOrigin::kMulticast;
+  return physical->real;
+}
+
 // The driver's handle of what is bound. Hardware has it from now on.
 CUmemGenericAllocationHandle bound(CUmemGenericAllocationHandle handle) {
   const TablesLock lock;
@@ -406,27 +416,39 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
   return result;
 }
 
+CUresult cuMulticastAddDevice(CUmulticastHandle multicast, CUdevice device) {
+  const Gate::Pass pass;
+  return driver().cuMulticastAddDevice(multicast_of(multicast), device);
+}
+
+CUresult cuMulticastUnbind(CUmulticastHandle multicast, CUdevice device,
+                           std::size_t multicast_offset, std::size_t size) {
+  const Gate::Pass pass;
+  return driver().cuMulticastUnbind(multicast_of(multicast), device, multicast_offset, size);
+}
+
 CUresult cuMulticastBindMem(CUmulticastHandle multicast, std::size_t multicast_offset,
                             CUmemGenericAllocationHandle handle, std::size_t offset,
                             std::size_t size, unsigned long long flags) {
   const Gate::Pass pass;
-  return driver().cuMulticastBindMem(multicast, multicast_offset, bound(handle), offset, size,
-                                     flags);
+  return driver().cuMulticastBindMem(multicast_of(multicast), multicast_offset, bound(handle),
+                                     offset, size, flags);
 }
 
 CUresult cuMulticastBindMem_v2(CUmulticastHandle multicast, CUdevice device,
                                std::size_t multicast_offset, CUmemGenericAllocationHandle handle,
                                std::size_t offset, std::size_t size, unsigned long long flags) {
   const Gate::Pass pass;
-  return driver().cuMulticastBindMem_v2(multicast, device, multicast_offset, bound(handle), offset,
-                                        size, flags);
+  return driver().cuMulticastBindMem_v2(multicast_of(multicast), device, multicast_offset,
+                                        bound(handle), offset, size, flags);
 }
 
 CUresult cuMulticastBindAddr(CUmulticastHandle multicast, std::size_t multicast_offset,
                              CUdeviceptr address, std::size_t size, unsigned long long flags) {
   const Gate::Pass pass;
   bound(address, size);
-  return driver().cuMulticastBindAddr(multicast, multicast_offset, address, size, flags);
+  return driver().cuMulticastBindAddr(multicast_of(multicast), multicast_offset, address, size,
+                                      flags);
 }
 
 CUresult cuMulticastBindAddr_v2(CUmulticastHandle multicast, CUdevice device,
@@ -434,7 +456,8 @@ CUresult cuMulticastBindAddr_v2(CUmulticastHandle multicast, CUdevice device,
                                 unsigned long long flags) {
   const Gate::Pass pass;
   bound(address, size);
-  return driver().cuMulticastBindAddr_v2(multicast, device, multicast_offset, address, size, flags);
+  return driver().cuMulticastBindAddr_v2(multicast_of(multicast), device, multicast_offset, address,
+                                         size, flags);
 }
 
 namespace {

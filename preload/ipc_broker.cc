@@ -413,7 +413,7 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
 }
 
 int descriptor_of_share(Physical& physical) {
-  const bool imported = physical.origin == MemoryOrigin::kImported;
+  const bool imported = physical.is_imported();
   const bool of_another = imported || physical.key != ShareKey{};
   if (imported && physical.key == ShareKey{}) return -1;
   if (!of_another && !have_service()) return -1;

@@ -80,8 +80,7 @@ void count_shared(std::uint32_t& count) {
   std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals)
-    counted += physical->key != ShareKey{} || physical->origin == MemoryOrigin::kImported ||
-               physical->share != 0 || physical->is_host() || physical->outside;
+    counted += physical->key != ShareKey{} || physical->is_imported() || physical->share != 0 || physical->is_host() || physical->outside;
   counted += static_cast<std::uint32_t>(tables().managed.size());
   counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
@@ -97,14 +96,17 @@ std::uint32_t detached_count() {
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals) {
     const bool saved = physical->is_host() || physical->saved;
-    count += (physical->origin == MemoryOrigin::kImported || saved) && !physical->present;
+    count += (physical->is_imported() || saved) && !physical->present;
   }
   return count;
 }
 
 std::uint32_t multicast_count() {
   const TablesLock lock;
-  return static_cast<std::uint32_t>(tables().multicasts.size());
+  std::size_t count = tables().multicasts.size();
+  for (const auto& [handle, physical] : tables().physicals)
+    count += physical->origin == MemoryOrigin::kMulticast;
+  return static_cast<std::uint32_t>(count);
 }
 
 std::vector<Shared> list_shared() {
@@ -113,6 +115,7 @@ std::vector<Shared> list_shared() {
   Connections connections;
   for (const auto& [handle, physical] : tables().physicals) {
     if (physical->outside) shared.push_back({{}, physical->size, ShareRole::kOutside, 0});
+    if (physical->origin == MemoryOrigin::kMulticast) continue;  // told by their number
     if (physical->origin == MemoryOrigin::kImported) {
       const bool known = is_known_import(*physical);
       shared.push_back({id_of(physical->key), physical->size,

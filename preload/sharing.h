@@ -38,7 +38,7 @@ class SharingCall {
 // Those that are not there.
 std::uint32_t detached_count();
 
-// Objects of cuMulticastCreate. At any time.
+// Objects of cuMulticastCreate, by this process or another. At any time.
 std::uint32_t multicast_count();
 
 struct Shared {

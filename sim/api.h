@@ -153,6 +153,10 @@
   X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020)                \
   X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000)                      \
   X(cuMulticastCreate, "cuMulticastCreate", 12010)                                          \
+  X(cuMulticastAddDevice, "cuMulticastAddDevice", 12010)                                    \
+  X(cuMulticastBindMem, "cuMulticastBindMem", 12010)                                        \
+  X(cuMulticastBindAddr, "cuMulticastBindAddr", 12010)                                      \
+  X(cuMulticastUnbind, "cuMulticastUnbind", 12010)                                          \
   X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020) \
   X(cuCheckpointProcessGetState, "cuCheckpointProcessGetState", 12080)                      \
   X(cuCheckpointProcessGetRestoreThreadId, "cuCheckpointProcessGetRestoreThreadId", 12080)  \

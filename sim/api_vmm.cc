@@ -32,6 +32,18 @@ CUmemGenericAllocationHandle handle_of(Object* object) {
   return reinterpret_cast<CUmemGenericAllocationHandle>(object);
 }
 
+bool is_multicast(Driver& driver, CUmemGenericAllocationHandle handle) {
+  const auto* object = object_of(handle);
+  return driver.memory.is_handle(object) && object->kind.multicast;
+}
+
+bool has_range(Driver& driver, CUmemGenericAllocationHandle multicast, std::size_t offset,
+               std::size_t size) {
+  if (!is_multicast(driver, multicast)) return false;
+  const auto whole = object_of(multicast)->size;
+  return offset <= whole && size <= whole - offset;
+}
+
 // The ordinal of a slot; what is imported may lie on a GPU that this process does not see.
 int ordinal_of(Driver& driver, int slot) {
   for (std::size_t i = 0; i < driver.devices.size(); ++i) {
@@ -71,7 +83,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
   });
 }
 
-// Memory on the first GPU, which no device is added to and nothing is bound to.
+// Memory on the first GPU. What is added and bound to it is looked at, and otherwise forgotten.
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
                            const CUmulticastObjectProp* prop) {
   return gated([&](Driver& driver) -> CUresult {
@@ -82,6 +94,44 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle* multicast,
         driver.memory.create(driver.devices[0].slot, prop->size, {types, 0, false, true}, object);
     if (rc == CUDA_SUCCESS) *multicast = handle_of(object);
     return rc;
+  });
+}
+
+CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle multicast, CUdevice device) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!is_multicast(driver, multicast)) return CUDA_ERROR_INVALID_VALUE;
+    return driver.valid_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  });
+}
+
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, std::size_t multicast_offset,
+                            CUmemGenericAllocationHandle memory, std::size_t offset,
+                            std::size_t size, unsigned long long flags) {
+  return gated([&](Driver& driver) -> CUresult {
+    const auto* object = object_of(memory);
+    if (flags || !driver.memory.is_handle(object) || offset > object->size ||
+        size > object->size - offset)
+      return CUDA_ERROR_INVALID_VALUE;
+    return has_range(driver, multicast, multicast_offset, size) ? CUDA_SUCCESS
+                                                                : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle multicast, std::size_t multicast_offset,
+                             CUdeviceptr pointer, std::size_t size, unsigned long long flags) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (flags || !driver.memory.accessible(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+    return has_range(driver, multicast, multicast_offset, size) ? CUDA_SUCCESS
+                                                                : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevice device,
+                           std::size_t multicast_offset, std::size_t size) {
+  return gated([&](Driver& driver) -> CUresult {
+    if (!driver.valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return has_range(driver, multicast, multicast_offset, size) ? CUDA_SUCCESS
+                                                                : CUDA_ERROR_INVALID_VALUE;
   });
 }
 

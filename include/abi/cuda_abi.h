@@ -765,6 +765,16 @@ using cuMemExportToShareableHandle = CUresult(void* shareable, CUmemGenericAlloc
                                               unsigned long long flags);
 using cuMulticastCreate = CUresult(CUmemGenericAllocationHandle* multicast,
                                    const CUmulticastObjectProp* prop);
+using cuMulticastAddDevice = CUresult(CUmemGenericAllocationHandle multicast, CUdevice device);
+using cuMulticastBindMem = CUresult(CUmemGenericAllocationHandle multicast,
+                                    std::size_t multicast_offset,
+                                    CUmemGenericAllocationHandle memory, std::size_t offset,
+                                    std::size_t size, unsigned long long flags);
+using cuMulticastBindAddr = CUresult(CUmemGenericAllocationHandle multicast,
+                                     std::size_t multicast_offset, CUdeviceptr pointer,
+                                     std::size_t size, unsigned long long flags);
+using cuMulticastUnbind = CUresult(CUmemGenericAllocationHandle multicast, CUdevice device,
+                                   std::size_t multicast_offset, std::size_t size);
 // An fd travels in the pointer itself, not behind it.
 using cuMemImportFromShareableHandle = CUresult(CUmemGenericAllocationHandle* handle,
                                                 void* os_handle, CUmemAllocationHandleType type);
