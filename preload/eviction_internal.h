@@ -31,10 +31,10 @@ inline std::uint64_t next_number() {
 
 // Where a piece of physical memory comes from.
 enum class MemoryOrigin {
-  kServed,    // the agent has made it, for cuMemAlloc or as a unit of a pool
-  kProgram,   // the program has, by cuMemCreate; or it was inherited (sharing.h)
-  kHost,      // the same, of the host's memory
-  kImported,  // another process has
+  kServed,     // the agent has made it, for cuMemAlloc or as a unit of a pool
+  kProgram,    // the program has, by cuMemCreate; or it was inherited (sharing.h)
+  kHost,       // the same, of the host's memory
+  kImported,   // another process has
   kMulticast,  // the same, and it is no memory: an object of cuMulticastCreate
 };
 
@@ -160,8 +160,8 @@ struct DriverShare {
   std::uint64_t number = next_number();
 };
 
-// An object of cuMulticastCreate by this process, which is there for as long as the program has a handle or a
-// mapping of it.
+// An object of cuMulticastCreate by this process, which is there for as long as the program has a
+// handle or a mapping of it.
 struct Multicast {
   unsigned handles = 0;
   std::map<cuda::CUdeviceptr, std::size_t> mapped;

@@ -156,8 +156,7 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offset,
       // At once, so that it outlasts a release by another thread.
       ++physical->mappings;
       // The driver does not say how large what was imported is.
-      if (physical->is_imported())
-        physical->size = std::max(physical->size, offset + size);
+      if (physical->is_imported()) physical->size = std::max(physical->size, offset + size);
     }
   }
   const auto result = driver().cuMemMap(address, size, offset, real, flags);

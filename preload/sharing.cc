@@ -80,7 +80,8 @@ void count_shared(std::uint32_t& count) {
   std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals)
-    counted += physical->key != ShareKey{} || physical->is_imported() || physical->share != 0 || physical->is_host() || physical->outside;
+    counted += physical->key != ShareKey{} || physical->is_imported() || physical->share != 0 ||
+               physical->is_host() || physical->outside;
   counted += static_cast<std::uint32_t>(tables().managed.size());
   counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);

@@ -107,6 +107,10 @@ void keep_torchrun_from_io_uring(const Context& context, job::RunOptions& option
       "start it with --no-io-uring");
 }
 
+// NCCL takes NVLink multicast where there is NVSwitch, and a rank that has it can be neither
+// suspended nor saved. Who wants it says so by the same variable.
+void keep_nccl_from_multicast() { ::setenv("NCCL_NVLS_ENABLE", "0", 0); }
+
 // Without images.
 Result<int> start_only(const Context& context, job::RunOptions& options,
                        const std::string& preload) {
@@ -142,6 +146,7 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
                      "driver"));
   }
   const std::string preload = with_agent(library);
+  keep_nccl_from_multicast();
   if (arguments.job.images_dir.empty()) {
     return start_only(context, arguments.job, preload);
   }

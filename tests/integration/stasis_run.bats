@@ -299,3 +299,14 @@ END
   rm -r "$state"
   assert_equal "$beside $last" "4 3"
 }
+
+# It takes that where there is NVSwitch, and could not be saved.
+@test "NCCL gets no NVLink multicast unless its variable is set" {
+  capture env -u NCCL_NVLS_ENABLE stasis run -- printenv NCCL_NVLS_ENABLE
+  assert_equal "$status/$out" $'0/0\n' "$err"
+  capture env NCCL_NVLS_ENABLE=2 stasis run -- printenv NCCL_NVLS_ENABLE
+  assert_equal "$status/$out" $'0/2\n' "$err"
+  ((EUID == 0)) || return 0
+  capture env -u NCCL_NVLS_ENABLE stasis run --images-dir "$BATS_TEST_TMPDIR/images" -- printenv NCCL_NVLS_ENABLE
+  assert_equal "$status/$out" $'0/0\n' "$err"
+}
