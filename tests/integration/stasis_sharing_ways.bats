@@ -302,3 +302,129 @@ END
   suspended_and_resumed
   suspended_and_resumed
 }
+
+@test "a program that has an object of NVLink multicast is refused, and told what to set" {
+  local what
+  cat >"$BATS_TEST_TMPDIR/multicast.py" <<'END'
+import ctypes, os, sys, time
+driver, context, data, object, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+assert driver.cuInit(0) == 0 and driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(data), ctypes.c_size_t(4 << 20)) == 0
+class Prop(ctypes.Structure):
+    _fields_ = [("devices", ctypes.c_uint), ("size", ctypes.c_size_t), ("types", ctypes.c_ulonglong), ("flags", ctypes.c_ulonglong)]
+size = ctypes.c_size_t(2 << 20)
+assert driver.cuMulticastCreate(ctypes.byref(object), ctypes.byref(Prop(1, 2 << 20, 1, 0))) == 0
+def map_and_release():
+    assert driver.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0)) == 0
+    assert driver.cuMemMap(address, size, ctypes.c_size_t(0), object, ctypes.c_ulonglong(0)) == 0
+    assert driver.cuMemRelease(object) == 0
+def retain_and_unmap():
+    assert driver.cuMemRetainAllocationHandle(ctypes.byref(object), address) == 0
+    assert driver.cuMemUnmap(address, size) == 0
+def release():
+    assert driver.cuMemRelease(object) == 0
+steps = [map_and_release, retain_and_unmap, release]
+for round in range(1, 10**9):
+    if steps and os.path.exists(f"{sys.argv[1]}.{steps[0].__name__}"):
+        steps.pop(0)()
+    assert driver.cuMemsetD8_v2(data, 1, ctypes.c_size_t(4096)) == 0
+    with open(sys.argv[1], "w") as status:
+        status.write(f"round {round} {len(steps)} to go\n")
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/multicast.status
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/multicast.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  refused_as_multicast() {
+    STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+    assert_contains "$err" "NCCL_NVLS_ENABLE=0"
+  }
+  refused_as_multicast
+  # A handle that is released leaves the object where it is mapped.
+  for what in "map_and_release, 2" "retain_and_unmap, 1"; do
+    touch "$TARGET_STATUS.${what%,*}"
+    wait_until 60 grep -q " ${what#*, } to go" "$TARGET_STATUS"
+    refused_as_multicast
+  done
+  # Nor would the driver alone bring it back.
+  capture cuda-checkpoint --toggle --pid "$TARGET"
+  ((status != 0))
+  assert_contains "$err" "NCCL_NVLS_ENABLE=0"
+  in_state running
+  touch "$TARGET_STATUS.release"
+  wait_until 60 grep -q " 0 to go" "$TARGET_STATUS"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
+
+# As ranks of NCCL with NVLS: one makes the object, and each adds its device and binds memory of its own.
+@test "ranks that share an object of NVLink multicast start under the agent, and each is refused" {
+  cat >"$BATS_TEST_TMPDIR/nvls.py" <<'END'
+import array, ctypes, os, socket, sys, time
+here, there = socket.socketpair()
+importer = os.fork() == 0
+sock = there if importer else here
+driver, context, data = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+size, zero, none = ctypes.c_size_t(2 << 20), ctypes.c_size_t(0), ctypes.c_ulonglong(0)
+def done(result):
+    assert result == 0, result
+class Prop(ctypes.Structure):
+    _fields_ = [("devices", ctypes.c_uint), ("size", ctypes.c_size_t), ("types", ctypes.c_ulonglong), ("flags", ctypes.c_ulonglong)]
+class Memory(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("asked", ctypes.c_int), ("location", ctypes.c_int), ("device", ctypes.c_int), ("rest", ctypes.c_ulonglong * 2)]
+done(driver.cuInit(0)), done(driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+done(driver.cuMemAlloc_v2(ctypes.byref(data), ctypes.c_size_t(4 << 20)))
+object, memory, address = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+if importer:
+    fds = array.array("i")
+    fds.frombytes(sock.recvmsg(1, socket.CMSG_LEN(fds.itemsize))[1][0][2])
+    done(driver.cuMemImportFromShareableHandle(ctypes.byref(object), ctypes.c_void_p(fds[0]), 1))
+    os.close(fds[0])
+else:
+    fd = ctypes.c_int()
+    done(driver.cuMulticastCreate(ctypes.byref(object), ctypes.byref(Prop(2, 4 << 20, 1, 0))))
+    done(driver.cuMemExportToShareableHandle(ctypes.byref(fd), object, 1, none))
+    sock.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd.value]))])
+    os.close(fd.value)
+done(driver.cuMulticastAddDevice(object, 0))
+done(driver.cuMemCreate(ctypes.byref(memory), size, ctypes.byref(Memory(1, 0, 1, 0)), none))
+done(driver.cuMulticastBindMem(object, zero, memory, zero, size, none))
+done(driver.cuMulticastBindAddr(object, size, data, size, none))
+done(driver.cuMemAddressReserve(ctypes.byref(address), ctypes.c_size_t(4 << 20), zero, ctypes.c_uint64(0), none))
+done(driver.cuMemMap(address, ctypes.c_size_t(4 << 20), zero, object, none))
+status = sys.argv[1] + (".importer" if importer else "")
+for round in range(1, 10**9):
+    if address.value and os.path.exists(sys.argv[1] + ".end"):
+        done(driver.cuMulticastUnbind(object, 0, zero, size)), done(driver.cuMulticastUnbind(object, 0, size, size))
+        done(driver.cuMemUnmap(address, ctypes.c_size_t(4 << 20))), done(driver.cuMemRelease(object))
+        address.value = 0
+    done(driver.cuMemsetD8_v2(data, 1, ctypes.c_size_t(4096)))
+    with open(status, "w") as out:
+        out.write(f"round {round} {'has it' if address.value else 'without'}\n")
+    time.sleep(0.02)
+END
+  TARGET_STATUS=$BATS_TEST_TMPDIR/nvls.status
+  local importer=$TARGET_STATUS.importer child
+  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/nvls.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  wait_until 60 grep -qs "has it" "$importer"
+  child=$(pgrep -P "$TARGET")
+  for pid in "$TARGET" "$child"; do
+    STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$pid"
+    assert_contains "$err" "NCCL_NVLS_ENABLE=0"
+    capture cuda-checkpoint --toggle --pid "$pid"
+    ((status != 0))
+    assert_contains "$err" "NCCL_NVLS_ENABLE=0"
+  done
+  touch "$TARGET_STATUS.end"
+  wait_until 60 grep -qs without "$TARGET_STATUS"
+  wait_until 60 grep -qs without "$importer"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+}
