@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""tensors.py STATUS: two processes hand each other tensors on a GPU, in both directions.
+"""tensors.py STATUS [GPU]: two processes hand each other tensors, in both directions.
 
-The first sends a tensor, the second sends back one that is greater by one; each has the other's open for a
-round. Writes "round N ok" to STATUS, runs until SIGTERM, and ends with 3 if a tensor is wrong.
+The first sends a tensor on GPU 0, the second sends back one that is greater by one, on GPU (0 by default); each
+has the other's open for a round, and reads it from a GPU of its own. Writes "round N ok" to STATUS, runs until SIGTERM, and ends with 3 if a tensor is wrong.
 """
 
 import os
@@ -17,25 +17,27 @@ COUNT = 1 << 22
 STOP = []
 
 
-def answer(questions, answers):
+def answer(questions, answers, gpu):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(gpu)
     while True:
         question = questions.get()
         if question is None:
             return
         number, tensor = question
-        greater = tensor + 1
-        torch.cuda.synchronize()
+        greater = tensor.to(f"cuda:{gpu}") + 1
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(gpu)
         answers.put((number, greater))
         del question, tensor
 
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
+    gpu = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     mp.set_start_method("spawn")
     questions, answers = mp.Queue(), mp.Queue()
-    other = mp.Process(target=answer, args=(questions, answers))
+    other = mp.Process(target=answer, args=(questions, answers, gpu))
     other.start()
     torch.cuda.set_device(0)
     base = torch.arange(COUNT, device="cuda", dtype=torch.int64)
@@ -47,7 +49,7 @@ def main():
         sent = base + number
         questions.put((number, sent))
         got, greater = answers.get(timeout=300)
-        wrong = int((greater != base + number + 1).sum())
+        wrong = int((greater.to("cuda:0") != base + number + 1).sum())
         if wrong or got != number:
             print(f"round {number}: {wrong} of {COUNT} numbers are wrong", flush=True)
             return 3

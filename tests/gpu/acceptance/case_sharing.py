@@ -229,16 +229,20 @@ def orphans(machine):
     return figures
 
 
-@case("sharing.tensors", simulated=False, needs=NEEDS + ("criu", "root"))
-def tensors(machine):
-    """Two processes hand each other tensors of PyTorch, in both directions."""
+def tensors(machine, gpu):
+    """Two processes hand each other tensors of PyTorch, in both directions; the second makes its own on `gpu`."""
     require_torch(machine)
-    target = under_agent(machine, "tensors", [sys.executable, os.path.join(HERE, "tensors.py"), "{status}"])
+    target = under_agent(machine, "tensors", [sys.executable, os.path.join(HERE, "tensors.py"), "{status}", str(gpu)])
     target.wait_rounds(3, timeout=180)
     figures = there_and_back(machine, target, 20, 3, lambda: target.wait_rounds(2))
     rounds = target.finish()
     figures["note"] = f"20 cycles, 3 dumps, {rounds} rounds"
     return figures
+
+
+case("sharing.tensors", simulated=False, needs=NEEDS + ("criu", "root"))(lambda machine: tensors(machine, 0))
+case("sharing.tensors.two_gpus", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))(
+    lambda machine: tensors(machine, 1))
 
 
 @case("sharing.torchrun.job", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
