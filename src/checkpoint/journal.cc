@@ -365,6 +365,17 @@ void sweep_journal() {
   }
 }
 
+std::optional<Pid> left_behind_with(const std::vector<JournalEntry>& entries,
+                                    const ProcessId& process) {
+  for (const JournalEntry& entry : entries) {
+    const auto& targets = entry.record.targets;
+    const auto is_it = [&](const JournalTarget& t) { return may_be_same(t, process); };
+    if (!entry.under_way && std::any_of(targets.begin(), targets.end(), is_it))
+      return entry.record.root;
+  }
+  return std::nullopt;
+}
+
 Result<std::vector<JournalEntry>> read_journal() {
   STASIS_TRY_ASSIGN(auto directory, journal_directory());
   return read_journal_in(directory, pid_namespace_mark());

@@ -146,6 +146,11 @@ Result<std::vector<JournalEntry>> read_journal();
 Result<std::vector<JournalEntry>> read_journal_in(const std::string& directory,
                                                   const std::string& mark);
 
+// The root of an operation, not under way any more, that has left this process behind among its
+// targets.
+std::optional<Pid> left_behind_with(const std::vector<JournalEntry>& entries,
+                                    const ProcessId& process);
+
 // An operation that was killed in another PID namespace whose tools share our state directory, as
 // those of a container may: only a tool there recovers it, as the numbers are of there.
 struct CutShortElsewhere {

@@ -180,11 +180,15 @@ void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc
                           const std::optional<job::JobEntry>& job) {
   const auto is_alone = [&] { return row.under.empty() || row.under.starts_with(kLeftBehind); };
   if (!is_alone()) return;
-  if (auto journal = read_journal()) row.under = under(*journal, info, job);
+  Pid root = info.pid;
+  if (auto journal = read_journal()) {
+    row.under = under(*journal, info, job);
+    root = left_behind_with(*journal, info.id()).value_or(info.pid);
+  }
   const auto later = direct::AgentClient::probe(info.pid);
   if (!is_alone() || !later || !*later || !(*later)->waits()) return;
   row.state = "waiting";
-  row.reason = agent.until_when(info.pid);
+  row.reason = agent.until_when(root);
 }
 
 // Only processes that map the driver's library are asked: the driver itself says nothing about

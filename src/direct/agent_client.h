@@ -75,8 +75,12 @@ struct ProbedAgent {
 
   // Its memory is away, and no tool is at work on it: if the driver lets it run, it stands still.
   bool waits() const;
-  // "stands still until ...", for people.
-  std::string until_when(Pid pid) const;
+  // Nothing of it comes back by itself: only a tool finds content in an image, or sees what others
+  // still miss of memory that is shared, and an agent whose process the driver holds waits for
+  // that.
+  bool needs_tool() const;
+  // "stands still until ...", for people. `root`: with which `stasis recover` brings it back.
+  std::string until_when(Pid root) const;
 };
 
 // A mover that has lost its owner in the middle of a copy has a lock() for ten seconds at most

@@ -125,16 +125,18 @@ bool is_away(AgentState state) {
 
 bool ProbedAgent::waits() const { return is_away(state) && !has_peer; }
 
-std::string ProbedAgent::until_when(Pid pid) const {
+bool ProbedAgent::needs_tool() const {
+  return content_id != ContentId{} || state == AgentState::kHeld || detached || shares;
+}
+
+std::string ProbedAgent::until_when(Pid root) const {
   if (!of_our_version) {
     return "stands still until its GPU memory is back; its agent is of another version: use the "
            "stasis that came with it";
   }
-  // Only a tool finds content in an image, or sees what others still miss of memory that is shared,
-  // and an agent whose process the driver holds does nothing by itself.
-  if (content_id != ContentId{} || state == AgentState::kHeld || detached || shares) {
+  if (needs_tool()) {
     return fmt::format("stands still until `stasis recover {}` brings its GPU memory back",
-                       pid.value);
+                       root.value);
   }
   return "stands still until there is room for its GPU memory, and goes on by itself then";
 }

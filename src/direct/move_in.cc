@@ -189,6 +189,15 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   return moved;
 }
 
+namespace {
+
+// What helps, and then the command that finishes what was begun.
+std::string then_recover(const std::string& remedy, Pid pid) {
+  return fmt::format("{}{}`stasis recover {}`", remedy, remedy.empty() ? "" : "; then ", pid.value);
+}
+
+}  // namespace
+
 Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   std::string messages;
   std::string remedies;
@@ -223,7 +232,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
     if (back || !agent.pidfd().alive()) continue;
     // That is said already.
     if (!shared && agent.detached_count() != 0) {
-      if (remedies.empty()) remedies = fmt::format("`stasis recover {}`", agent.pid().value);
+      remedies = then_recover(shared.error().remedy, agent.pid());
       continue;
     }
     // Another program has taken its place, and runs.
@@ -236,9 +245,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
       return back;
     }
     messages += (messages.empty() ? "" : "; ") + back.error().message;
-    remedies = fmt::format("`stasis recover {}`", agent.pid().value);
-    if (!back.error().remedy.empty())
-      remedies = fmt::format("{}; then {}", back.error().remedy, remedies);
+    remedies = then_recover(back.error().remedy, agent.pid());
   }
   state.agents.clear();
   if (messages.empty()) {

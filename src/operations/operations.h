@@ -377,8 +377,8 @@ struct RecoverReport {
 };
 
 // Makes every CUDA process of the tree run again, whatever state an interrupted operation, or
-// another tool, has left it in.
-Result<RecoverReport> recover(const Environment& env, Pid root);
+// another tool, has left it in. Of one that an operation on a larger tree has left so: all of that.
+Result<RecoverReport> recover(const Environment& env, Pid pid);
 // The same for the targets of every operation that was killed, by what the journal says; operations
 // under way are left alone. A resume is finished; where it cannot be, its targets are suspended as
 // before it, and its report says why. Other targets that were suspended before stay suspended.

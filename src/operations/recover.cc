@@ -104,10 +104,10 @@ Result<void> bring_memory_back(const Environment& env, const JournalRecord& reco
   }
   auto moved = direct.move_in(env, processes, phases);
   if (!moved) {
-    Error why = std::move(moved.error());
-    return fail(why.code == ErrorCode::kImageCorrupt
-                    ? stands_still(std::move(why), processes.front()->pid(), false)
-                    : std::move(why));
+    const ErrorCode code = moved.error().code;
+    if (code == ErrorCode::kWrongState) return fail(std::move(moved.error()));
+    const Pid root = code == ErrorCode::kImageCorrupt ? processes.front()->pid() : record.root;
+    return fail(stands_still(std::move(moved.error()), root, try_by_themselves(processes)));
   }
   for (const Process* process : processes)
     forget_suspended(*process);
@@ -312,7 +312,7 @@ bool is_no_program(const Error& error) {
          code == ErrorCode::kThreadId || code == ErrorCode::kNotCuda;
 }
 
-// Its record, if there is one that is not under way.
+// Its record, unless it is under way.
 std::optional<JournalEntry> find_left(Pid root) {
   const auto entries = read_journal();
   if (!entries) return std::nullopt;
@@ -355,7 +355,7 @@ std::optional<RecoverReport> finish_resume(const Environment& env, const Journal
   return report;
 }
 
-// The same as recover_record(), but that a resume is finished.
+// As recover_record(), but that a resume is finished.
 std::optional<RecoverReport> recover_entry(const Environment& env, const JournalEntry& seen) {
   return seen.record.operation == "resume" ? finish_resume(env, seen) : recover_record(env, seen);
 }
@@ -412,10 +412,19 @@ void sweep() {
   forget_the_dead();
 }
 
+// The operation to finish, which may have been one on a larger tree.
+Pid root_of_operation(const std::vector<JournalEntry>& entries, Pid pid) {
+  const auto has_record = [pid](const JournalEntry& entry) { return entry.record.root == pid; };
+  if (std::any_of(entries.begin(), entries.end(), has_record)) return pid;
+  const auto info = proc::ProcFs().process(pid);
+  return info ? left_behind_with(entries, info->id()).value_or(pid) : pid;
+}
+
 }  // namespace
 
-Result<RecoverReport> recover(const Environment& env, Pid root) {
-  STASIS_TRY_ASSIGN(auto entries, read_settled_journal(env, root));
+Result<RecoverReport> recover(const Environment& env, Pid pid) {
+  STASIS_TRY_ASSIGN(auto entries, read_settled_journal(env, pid));
+  const Pid root = root_of_operation(entries, pid);
   RecoverReport out;
   out.root = root;
   for (const JournalEntry& entry : entries) {

@@ -180,7 +180,8 @@ Result<Report> resume_alone(const Environment& env, Pid root, const ResumeOption
   group.dismiss();
   auto moved = opened.direct.move_in(env, cuda_processes(group), phases);
   if (!moved) {
-    Error why = stands_still(std::move(moved.error()), root, !opened.direct.needs_image());
+    Error why =
+        stands_still(std::move(moved.error()), root, try_by_themselves(cuda_processes(group)));
     if (why.code != ErrorCode::kNotRolledBack)
       opened.journal->finish();
     else if (!where.empty())

@@ -1,9 +1,12 @@
 #include "operations/rollback.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include "direct/agent_client.h"
 
 namespace stasis {
 
@@ -74,6 +77,13 @@ Error stands_still(Error why, Pid root, bool tries_by_itself) {
   why.remedy += fmt::format("{}the program stands still until `stasis recover {}`",
                             why.remedy.empty() ? "" : "; ", root.value);
   return std::move(why).within("while its GPU memory was brought back");
+}
+
+bool try_by_themselves(const std::vector<const Process*>& processes) {
+  return std::none_of(processes.begin(), processes.end(), [](const Process* process) {
+    const auto agent = direct::AgentClient::probe(process->pid());
+    return agent && *agent && (*agent)->needs_tool();
+  });
 }
 
 ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes) {

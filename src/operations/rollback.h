@@ -20,6 +20,9 @@ Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result
 // program has gone.
 Error stands_still(Error why, Pid root, bool tries_by_itself);
 
+// Whether the agents take GPU memory again without a tool, as soon as there is room.
+bool try_by_themselves(const std::vector<const Process*>& processes);
+
 // What the processes are now, asked anew.
 std::vector<ProcessReport> report_processes(const Group& group);
 

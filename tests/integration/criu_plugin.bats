@@ -804,6 +804,25 @@ start_ranks() {
   restored_verifies 3
 }
 
+# The first import that each rank makes after that of its start fails.
+@test "ranks to which the driver does not give shared memory again: a dump says what helps, a restore fails" {
+  STASIS_SIM_FAULTS="import:error=2@2" start_ranks 2
+  STASIS_SIM_FAULTS="checkpoint:error=801 pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET" --network-lock skip
+  logged dump "could not take other processes' memory again"
+  logged dump "stasis recover"
+  capture stasis recover --all # that of the second fails, then
+  done_by recover --all
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  nothing_left
+  target_verifies
+  STASIS_SIM_FAULTS="import:error=2@2" start_ranks 2
+  dump_target --network-lock skip
+  criu_fails restore --restore-detached
+  logged restore "could not take other processes' memory again"
+  gpu_is_free
+}
+
 @test "stuck: criu is killed when ranks have given up what they share, and when they are about to take it again" {
   start_ranks 2
   killed_while_it_works "checkpoint:delay=60s pid=${CHILDREN[1]}" dump --tree "$TARGET" --network-lock skip

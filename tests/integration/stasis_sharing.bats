@@ -373,6 +373,38 @@ END
   target_verifies
 }
 
+# By the driver: the first import that each rank makes after those of its start fails.
+@test "memory of another process that the driver does not give back is asked for again" {
+  local how where rest
+  for how in "resume/resume \$TARGET" "resume/recover \${CHILDREN[1]}" "resume/as it says" \
+    "resume/recover --all" "suspend/recover --all" "suspend/as it says"; do
+    where=${how%%/*}
+    STASIS_SIM_FAULTS="import:error=2@2" start_ranks 2
+    unset STASIS_SIM_FAULTS
+    if [[ $where == resume ]]; then
+      done_by suspend "$TARGET"
+      refused 12 not-rolled-back resume "$TARGET"
+    else
+      STASIS_SIM_FAULTS="checkpoint:error=999" refused 12 not-rolled-back suspend "$TARGET"
+    fi
+    assert_contains "$err" "could not take other processes' memory again"
+    [[ $err =~ \`stasis\ (recover\ [0-9]+)\` && $err != *"by itself"* ]]
+    [[ $how != *says ]] || how=$where/${BASH_REMATCH[1]}
+    done_by ps
+    assert_contains "$err" "process ${CHILDREN[0]} stands still until \`stasis recover $TARGET\`"
+    # That of the second rank fails, then.
+    eval capture stasis "${how#*/}"
+    assert_equal "$status" 12 "$err"
+    eval done_by "${how#*/}"
+    in_state running "${CHILDREN[@]}"
+    target_goes_on
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_verifies
+    nothing_left
+  done
+}
+
 # stopped_below PID: its child has stopped itself.
 stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
 
