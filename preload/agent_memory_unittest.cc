@@ -480,7 +480,7 @@ TEST_F(AgentMemory, WhatCouldNotLeaveIsThereAgain) {
 }
 
 // In a process of its own, as exporting starts the thread that lends.
-TEST_F(AgentMemory, WhatOthersHaveStays) {
+TEST_F(AgentMemory, WhatOthersHaveLeavesAndWhatHardwareHasStays) {
   const auto export_and_empty = [] {
     const auto handle = created(4 * kMiB);
     (void)allocated(2 * kMiB);
@@ -499,9 +499,13 @@ TEST_F(AgentMemory, WhatOthersHaveStays) {
     EXPECT_EQ(
         own::cuMemExportToShareableHandle(&fd, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
         CUDA_SUCCESS);
+    // Hardware has it, where it is.
+    CUmemGenericAllocationHandle bound = 0;
+    EXPECT_EQ(own::cuMemCreate(&bound, 16 * kMiB, &prop, 0), CUDA_SUCCESS);
+    EXPECT_EQ(own::cuMulticastBindMem(1, 0, bound, 0, 16 * kMiB, 0), CUDA_SUCCESS);
     const auto inventory = take_inventory();
-    EXPECT_EQ(inventory.bytes, 6 * kMiB);
-    EXPECT_EQ(inventory.staying_bytes, 8 * kMiB);
+    EXPECT_EQ(inventory.bytes, 14 * kMiB);
+    EXPECT_EQ(inventory.staying_bytes, 16 * kMiB);
     ASSERT_TRUE(evict_all().ok());
     EXPECT_EQ(fake().live_objects(), 1);
   };

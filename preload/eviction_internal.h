@@ -59,9 +59,12 @@ struct Physical {
   unsigned handles = 0;  // that the program holds
   unsigned mappings = 0;
   bool present = true;
-  // Other processes have it, or hardware does: it cannot be evicted. For ever, because the agent
-  // does not learn when they give it up.
+  // Hardware has it, or it was given out past the agent: it cannot be evicted. For ever, because
+  // the agent does not learn when it is given up.
   bool stays = false;
+  // By a descriptor of the agent's: other processes may have it. It is evicted when these have
+  // given it up (kDetach), and until then no other memory takes its place.
+  bool given_out = false;
   // A device has it as a dma-buf, and goes on using it where it is. Of a unit of small memory: for
   // as long as a piece that the device has is in it.
   bool outside = false;
@@ -81,7 +84,8 @@ struct Physical {
   // evicted either.
   unsigned open_elsewhere = 0;
   bool can_leave() const {
-    return !is_imported() && !is_host() && !stays && !outside && open_elsewhere == 0;
+    return !is_imported() && !is_host() && !stays && !outside && open_elsewhere == 0 &&
+           !(given_out && is_refused);
   }
 };
 
@@ -389,6 +393,11 @@ Outcome map_again(const Mapping& mapping);
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
 // All of device memory that is there, to or from `at` in this process.
 Outcome copy_device(const Physical& physical, std::byte* at, bool out);
+
+// A descriptor of the driver's. Where the driver refuses it, as it does of large memory that its
+// own restore has made (export_trial.h), the piece becomes other memory with the same content at
+// the same addresses: not while other processes have it.
+Outcome export_or_renew(Physical& physical, int& fd);
 void release(const Unneeded& unneeded);
 // Physical memory as that of cuMemAlloc is, of whole units, that can be given to another process.
 struct Served {

@@ -324,6 +324,10 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void*, CUmemAllocat
   g_fake.objects[*handle] = std::size_t{1} << 40;
   return CUDA_SUCCESS;
 }
+CUresult bind_memory(CUmemGenericAllocationHandle, std::size_t, CUmemGenericAllocationHandle memory,
+                     std::size_t, std::size_t, unsigned long long) {
+  return g_fake.objects.contains(memory) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 // No test looks at the content.
 CUresult copy_to_host(void* to, CUdeviceptr address, std::size_t size) {
   ENTER(cuMemcpyDtoH);
@@ -585,6 +589,7 @@ const DriverCalls& calls() {
     all.cuStreamEndCapture = &end_capture;
     all.cuStreamDestroy_v2 = &destroy_stream;
     all.cuMemImportFromShareableHandle = &import_handle;
+    all.cuMulticastBindMem = &bind_memory;
     all.cuMemcpyDtoH_v2 = &copy_to_host;
     all.cuMemcpyDtoD_v2 = &copy_on_device;
     all.cuMemGetAddressRange_v2 = &get_range;

@@ -424,8 +424,7 @@ int descriptor_of_share(Physical& physical) {
   if (fd < 0) return -1;
   if (::write(fd, &content, sizeof content) == sizeof content &&
       ::fcntl(fd, F_ADD_SEALS, kDescriptorSeals) == 0) {
-    // Others have it from now on, and the agent does not learn when they give it up.
-    if (!of_another) physical.stays = true;
+    physical.given_out = true;
     return fd;
   }
   ::close(fd);

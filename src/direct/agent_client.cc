@@ -296,8 +296,7 @@ std::chrono::milliseconds copy_time(std::uint64_t bytes) {
       static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
 }
 
-Result<void> AgentClient::bring_back(const Fill& fill,
-                                     const std::function<Result<void>(AgentClient&)>& before_open) {
+Result<void> AgentClient::refill(const Fill& fill) {
   const auto copying = copy_time(bytes());
   const bool away = state() == AgentState::kHeld || state() == AgentState::kEvicted ||
                     state() == AgentState::kFilling;
@@ -316,6 +315,12 @@ Result<void> AgentClient::bring_back(const Fill& fill,
     }
     STASIS_TRY(ask(AgentCommand::kCopyIn, 0, copying));
   }
+  return {};
+}
+
+Result<void> AgentClient::bring_back(const Fill& fill,
+                                     const std::function<Result<void>(AgentClient&)>& before_open) {
+  STASIS_TRY(refill(fill));
   if (state() == AgentState::kRunning) return {};
   if (before_open) STASIS_TRY(before_open(*this));
   return ask(AgentCommand::kOpen, 0, kMappingTimeout);

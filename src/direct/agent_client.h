@@ -182,11 +182,13 @@ class AgentClient {
   // its gate: kTimeout then, within milliseconds.
   Result<void> finish_unless(const Interrupt& interrupt, std::chrono::milliseconds timeout);
 
+  using Fill = std::function<Result<void>(const AgentClient&)>;
+  // Takes its memory again, with its content; the gate stays closed. As bring_back().
+  Result<void> refill(const Fill& fill = {});
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
   // needs no mover and takes its time. The driver must not hold the process. `fill` writes content
   // that is elsewhere into the buffer; without it such a process stays as it is, kWrongState.
   // `before_open` is called when only the gate is still closed.
-  using Fill = std::function<Result<void>(const AgentClient&)>;
   Result<void> bring_back(const Fill& fill = {},
                           const std::function<Result<void>(AgentClient&)>& before_open = {});
 

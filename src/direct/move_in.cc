@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <map>
 #include <span>
 #include <string>
 
@@ -64,11 +65,11 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
   return {};
 }
 
-// By the agent alone, which needs no mover and takes its time.
-Result<void> bring_back(const MemoryState& state, AgentClient& agent) {
+// By the agent alone, which needs no mover and takes its time. Its gate stays closed.
+Result<void> refill(const MemoryState& state, AgentClient& agent) {
   // A page answers, too, when another process has it.
   STASIS_TRY(agent.address_space()->check_current());
-  return agent.bring_back([&state](const AgentClient& held) -> Result<void> {
+  return agent.refill([&state](const AgentClient& held) -> Result<void> {
     constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
     STASIS_TRY_ASSIGN(auto content, state.content.content_of(held));
     direct::RemoteMemory buffer(held.address_space(), held.buffer_address(), held.bytes());
@@ -218,6 +219,20 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   }
   // The agents need that room.
   (void)state.prefetch.release();
+  // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
+  const auto refill_one = [&](AgentClient& agent) -> Result<void> {
+    auto back = refill(state, agent);
+    if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
+      back = {};
+    return back;
+  };
+  // What others miss of an agent's memory has to be there again before they can have it. Otherwise
+  // one after the other, so that no two need a buffer at the same time.
+  std::map<Pid, Result<void>> refilled;
+  if (any_detached(state.agents)) {
+    for (auto& agent : state.agents)
+      if (agent.pidfd().alive()) refilled.emplace(agent.pid(), refill_one(agent));
+  }
   const auto shared = attach_all(state);
   if (!shared) {
     messages = shared.error().message;
@@ -225,9 +240,9 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   }
   for (auto& agent : state.agents) {
     if (!agent.pidfd().alive()) continue;
-    auto back = bring_back(state, agent);
-    // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
-    if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
+    const auto before = refilled.find(agent.pid());
+    auto back = before == refilled.end() ? refill_one(agent) : std::move(before->second);
+    if (back && agent.state() != AgentState::kRunning)
       back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;
     // That is said already.

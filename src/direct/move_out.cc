@@ -452,8 +452,9 @@ class MoveOut {
       if (agent.staying_bytes() == 0) continue;
       return fail(refusal(
           {"staying-memory", Severity::kRed, agent.pid(),
-           fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: the "
-                       "program has exported it",
+           fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: it was "
+                       "bound to hardware (multicast, sparse arrays), given out past the agent, or "
+                       "inherited from another process",
                        format_bytes(agent.staying_bytes()), agent.pid().value),
            "without --path direct the driver moves that"}));
     }

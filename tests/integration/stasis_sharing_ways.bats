@@ -377,7 +377,8 @@ class Memory(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("asked", ctypes.c_int), ("location", ctypes.c_int), ("device", ctypes.c_int), ("rest", ctypes.c_ulonglong * 2)]
 done(driver.cuInit(0)), done(driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
 done(driver.cuMemAlloc_v2(ctypes.byref(data), ctypes.c_size_t(4 << 20)))
-object, memory, address = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+object, memory, address, unbound = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+done(driver.cuMemAlloc_v2(ctypes.byref(unbound), ctypes.c_size_t(4 << 20)))
 if importer:
     fds = array.array("i")
     fds.frombytes(sock.recvmsg(1, socket.CMSG_LEN(fds.itemsize))[1][0][2])
@@ -424,6 +425,12 @@ END
   touch "$TARGET_STATUS.end"
   wait_until 60 grep -qs without "$TARGET_STATUS"
   wait_until 60 grep -qs without "$importer"
+  # Hardware has had it, and the agent does not learn when it has no more.
+  refused 8 not-supported suspend "$TARGET" --path direct
+  assert_contains "$err" "bound to hardware"
+  capture stasis suspend "$TARGET" --path direct --json
+  assert_equal "$(json '[(o["id"], o["override"]) for o in d["error"]["obstacles"]]')" "[('staying-memory', None)]"
+  in_state running "$TARGET" "$child"
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   target_goes_on
