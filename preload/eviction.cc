@@ -308,30 +308,21 @@ std::vector<CUcontext> known_contexts() {
 
 int captures_in_progress() { return tables().captures.load(); }
 
-namespace {
-
-CUresult give_out(const Physical& physical, int& fd) {
-  return driver().cuMemExportToShareableHandle(&fd, physical.real,
-                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-}
-
-}  // namespace
-
-// Without room for other memory the driver's answer stays.
-Outcome export_or_renew(Physical& physical, int& fd) {
-  auto result = physical.is_refused ? CUDA_ERROR_INVALID_VALUE : give_out(physical, fd);
-  if (result == CUDA_ERROR_INVALID_VALUE && renew(physical).ok()) {
-    physical.is_refused = false;
-    result = give_out(physical, fd);
-  }
-  return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
-}
-
+// Large memory that the driver's own restore has made is not given out by it any more
+// (export_trial.h), and what we make is. Without room for that the driver's answer stays, and where
+// other processes have it: they would go on with what it was.
 Outcome export_segment(std::size_t index, int& fd) {
   auto& physical = *segments()[index];
-  if (!physical.given_out) return export_or_renew(physical, fd);
-  // Others have it until they have given it up, and would go on with what it was.
-  const auto result = give_out(physical, fd);
+  const auto give_out = [&] {
+    return driver().cuMemExportToShareableHandle(&fd, physical.real,
+                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  };
+  auto result = physical.is_refused ? CUDA_ERROR_INVALID_VALUE : give_out();
+  const bool may_be_renewed = !physical.given_out || !is_lending();
+  if (result == CUDA_ERROR_INVALID_VALUE && may_be_renewed && renew(physical).ok()) {
+    physical.is_refused = false;
+    result = give_out();
+  }
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
 }
 

@@ -393,11 +393,6 @@ Outcome map_again(const Mapping& mapping);
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
 // All of device memory that is there, to or from `at` in this process.
 Outcome copy_device(const Physical& physical, std::byte* at, bool out);
-
-// A descriptor of the driver's. Where the driver refuses it, as it does of large memory that its
-// own restore has made (export_trial.h), the piece becomes other memory with the same content at
-// the same addresses: not while other processes have it.
-Outcome export_or_renew(Physical& physical, int& fd);
 void release(const Unneeded& unneeded);
 // Physical memory as that of cuMemAlloc is, of whole units, that can be given to another process.
 struct Served {

@@ -64,9 +64,7 @@ void try_exports() {
   Pieces pieces;
   for (auto& [handle, physical] : tables().physicals) {
     physical->is_refused = false;
-    // What is shared is given out again, too, if it does not leave.
-    const bool is_shared = physical->share != 0 && !physical->is_host();
-    if (physical->size >= kTriedFrom && physical->present && (is_shared || physical->can_leave()))
+    if (physical->size >= kTriedFrom && physical->present && physical->can_leave())
       pieces.push_back(physical.get());
   }
   g_done = 0;

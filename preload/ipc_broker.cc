@@ -475,6 +475,13 @@ ShareKey lending(std::uint32_t& holders) {
   return {service().token, 0};
 }
 
+bool is_lending() {
+  const TablesLock lock;
+  std::uint32_t holders = 0;
+  (void)lending(holders);
+  return holders != 0;
+}
+
 void hold_owner(int connection, const ShareKey& key) {
   const auto [at, is_new] = tables().owners.try_emplace(key.service, connection);
   // The program may have closed what there was.

@@ -85,6 +85,8 @@ void hold_owner(int connection, const ShareKey& key);
 void leave_owner(std::uint64_t service);
 // This process as an owner, and how many processes have such memory of it.
 ShareKey lending(std::uint32_t& holders);
+// Whether another process has memory of this one's by such a descriptor.
+bool is_lending();
 // In a forked child, whose parent keeps the socket.
 void forget_service_after_fork();
 

@@ -119,11 +119,10 @@ class Session {
   std::uint64_t content_id_[2] = {};
   std::uint64_t buffer_address_ = 0;
   std::uint64_t buffer_bytes_ = 0;
-  std::uint64_t deep_loads_ = 0;       // when library_deep_bound() looked last
-  bool was_detached_ = false;          // kDetach or kStay, since the gate was closed
-  bool tried_since_detached_ = false;  // try_exports()
-  int sockets_[2] = {-1, -1};          // kAttach
-  std::span<std::byte> unused_;        // a buffer that was given back, and is not yet freed
+  std::uint64_t deep_loads_ = 0;  // when library_deep_bound() looked last
+  bool was_detached_ = false;     // kDetach or kStay, since the gate was closed
+  int sockets_[2] = {-1, -1};     // kAttach
+  std::span<std::byte> unused_;   // a buffer that was given back, and is not yet freed
 };
 
 }  // namespace stasis::preload

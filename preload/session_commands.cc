@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <utility>
 
 #include "abi/descriptor_message.h"
 #include "abi/fd_table.h"
@@ -272,7 +271,6 @@ void Session::list_shares() {
 void Session::detach() {
   if (!expect(AgentState::kClosed)) return;
   was_detached_ = true;
-  tried_since_detached_ = false;
   auto outcome = detach_all();
   if (outcome.ok()) outcome = save_managed(arguments_[0] == 0 ? UINT64_MAX : arguments_[0]);
   page_.detached_count = detached_count();
@@ -294,8 +292,6 @@ void Session::retake() {
 
 void Session::lend_piece() {
   make_descriptor_room(kExportRoom);
-  // The driver may have restored what was given up.
-  if (!std::exchange(tried_since_detached_, true)) try_exports();
   const direct::ShareId id{arguments_[0], arguments_[1]};
   const auto outcome = g_exported.add([&](int& made) { return lend(id, made); });
   if (outcome.ok()) {

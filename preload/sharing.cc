@@ -297,19 +297,20 @@ Outcome retake_saved() {
 }
 
 Outcome lend(const ShareId& id, int& fd) {
-  Physical* piece = nullptr;
+  CUmemGenericAllocationHandle real = 0;
   {
     const TablesLock lock;
     const auto at = tables().shares.find(id[1]);
     if (is_own_locked(key_of_id(id)) && at != tables().shares.end() && at->second->present)
-      piece = at->second;
+      real = at->second->real;
     for (const auto& [handle, physical] : tables().physicals)
       if (id_of(physical->key) == id && physical->present && !is_known_import(*physical))
-        piece = physical.get();
+        real = physical->real;
   }
-  if (piece == nullptr) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
-  // All who had it have given it up, so that other memory may take its place.
-  return export_or_renew(*piece, fd);
+  if (real == 0) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
+  const auto result =
+      driver().cuMemExportToShareableHandle(&fd, real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  return {result, "cuMemExportToShareableHandle"};
 }
 
 MissingImports::MissingImports() : mappings_(mappings_by_physical()) {

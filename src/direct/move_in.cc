@@ -208,13 +208,22 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   // The mover copies, because it needs no host memory; what it cannot do, the agents do. Only for
   // content of an image: the agents copy what is in their own buffers sooner.
   const Interrupt never;
+  // What others miss of an agent's memory has to be there again before they can have it, and no
+  // program runs before they have. Otherwise one after the other, so that no two need a buffer at
+  // the same time.
+  const bool together = any_detached(state.agents);
+  std::map<Pid, Result<void>> refilled;
   if (state.mover && state.content.needs_image()) {
     state.prefetch.reserve_both();
     (void)repopulate(state);
     if (copy_in(state, never)) {
-      for (auto& agent : state.agents)
-        if (agent.state() == AgentState::kFilling)
+      for (auto& agent : state.agents) {
+        if (agent.state() != AgentState::kFilling) continue;
+        if (together)
+          refilled.emplace(agent.pid(), Result<void>());
+        else
           (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
+      }
     }
   }
   // The agents need that room.
@@ -226,13 +235,9 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
       back = {};
     return back;
   };
-  // What others miss of an agent's memory has to be there again before they can have it. Otherwise
-  // one after the other, so that no two need a buffer at the same time.
-  std::map<Pid, Result<void>> refilled;
-  if (any_detached(state.agents)) {
-    for (auto& agent : state.agents)
-      if (agent.pidfd().alive()) refilled.emplace(agent.pid(), refill_one(agent));
-  }
+  for (auto& agent : state.agents)
+    if (together && agent.pidfd().alive() && !refilled.contains(agent.pid()))
+      refilled.emplace(agent.pid(), refill_one(agent));
   const auto shared = attach_all(state);
   if (!shared) {
     messages = shared.error().message;
@@ -242,6 +247,11 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
     if (!agent.pidfd().alive()) continue;
     const auto before = refilled.find(agent.pid());
     auto back = before == refilled.end() ? refill_one(agent) : std::move(before->second);
+    // Beside it others miss what they had of it, or of each other.
+    if (back && !shared && agent.share_count() != 0) {
+      remedies = then_recover(shared.error().remedy, agent.pid());
+      continue;
+    }
     if (back && agent.state() != AgentState::kRunning)
       back = agent.ask(AgentCommand::kOpen, 0, kMapping);
     if (back || !agent.pidfd().alive()) continue;

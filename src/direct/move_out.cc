@@ -453,8 +453,8 @@ class MoveOut {
       return fail(refusal(
           {"staying-memory", Severity::kRed, agent.pid(),
            fmt::format("{} of the GPU memory of process {} cannot leave by the direct path: it was "
-                       "bound to hardware (multicast, sparse arrays), given out past the agent, or "
-                       "inherited from another process",
+                       "bound to hardware (multicast, sparse arrays), given out past the agent or "
+                       "by a descriptor that the driver refuses now, or inherited",
                        format_bytes(agent.staying_bytes()), agent.pid().value),
            "without --path direct the driver moves that"}));
     }
