@@ -60,6 +60,14 @@ restored_in_fresh() {
   line=${line%%ns_last_pid*}ns_last_pid
   [[ $line == "echo "*" >/proc/sys/kernel/ns_last_pid" ]]
   restored_in_fresh bash -c "$line; stasis restore --images-dir '$image' --detach && sleep 60"
+  # The same where it has the number of a thread.
+  local thread
+  thread=$(basename -s .img "$image"/criu/core-*.img | sed 's/core-//' | sort -n | tail -n 1)
+  # shellcheck disable=SC2016
+  refused_by 11 pid-in-use "${fresh[@]}" bash -c 'echo $(($2 - 1)) >/proc/sys/kernel/ns_last_pid
+    stasis restore --images-dir "$1" --detach; exit $?' bash "$image" "$thread"
+  assert_contains "$err" "the image needs thread number $thread, which is the one of this process"
+  assert_contains "$err" "echo $thread >/proc/sys/kernel/ns_last_pid"
 }
 
 @test "what starts stasis may have the number that the image needs, and the message says what helps" {
