@@ -335,6 +335,7 @@ class Search {
   std::vector<std::function<void()>> parts_of_search() {
     return {
         [&] { doctor::probe_seals(processes_, signs_); },
+        [&] { doctor::probe_numa(processes_, signs_); },
         [&] { doctor::probe_code(facts_, processes_, signs_); },
         [&] { doctor::probe_mounts(facts_, processes_, options_, simulated_, signs_); },
         [&] { doctor::probe_shared(facts_, all_processes_, options_, simulated_, signs_); },

@@ -89,5 +89,17 @@ TEST(GuardedMemory, IsSealedOrHasAProtectionKey) {
   EXPECT_TRUE(doctor::guarded_memory(none).keyed.empty());
 }
 
+TEST(PlacedMemory, IsWhatLiesOtherwiseThanTheThreadsWant) {
+  std::istringstream of_its_own(
+      "400000 interleave:0-1 file=/x mapped=2 N0=2 kernelpagesize_kB=4\n"
+      "7f0000000000 prefer:0 anon=1 dirty=1 N0=1 kernelpagesize_kB=4\n"
+      "7ffff0000000 interleave:0-1 stack anon=4 dirty=4 N0=4 kernelpagesize_kB=4\n");
+  EXPECT_EQ(doctor::placed_memory(of_its_own), "7f0000000000 prefer:0");
+  std::istringstream none(
+      "400000 bind:1 file=/x mapped=2 N1=2 kernelpagesize_kB=4\n"
+      "7ffff0000000 bind:1 stack anon=4 dirty=4 N1=4 kernelpagesize_kB=4\n");
+  EXPECT_EQ(doctor::placed_memory(none), "");
+}
+
 }  // namespace
 }  // namespace stasis

@@ -568,6 +568,27 @@ END
   assert_contains "$err" "descriptors of their own"
 }
 
+# Where there is one place for all memory, it is not looked for.
+@test "memory that wants to lie elsewhere than all other is told at a dump, on a machine with several NUMA nodes" {
+  need_root "mounts"
+  local MPOL_PREFERRED=1
+  start_with "import ctypes, mmap
+pages = mmap.mmap(-1, 1 << 20)
+place, nodes = ctypes.addressof(ctypes.c_char.from_buffer(pages)), ctypes.c_ulong(1)
+assert ctypes.CDLL(None).syscall(237, ctypes.c_void_p(place), ctypes.c_size_t(1 << 20), $MPOL_PREFERRED, ctypes.byref(nodes), 8, 0) == 0"
+  echo 0-1 >"$BATS_TEST_TMPDIR/nodes"
+  # shellcheck disable=SC2016 # for the inner shell
+  local with_nodes=(unshare --mount bash -c 'mount --bind "$0" /sys/devices/system/node/online && exec "$@"' "$BATS_TEST_TMPDIR/nodes")
+  capture stasis doctor "$TARGET" --no-trial --json
+  [[ $out != *numa-policy* ]]
+  capture "${with_nodes[@]}" stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" '"numa-policy"'
+  capture "${with_nodes[@]}" stasis dump "$TARGET" --images-dir "$image" --leave-running
+  assert_equal "$status" 0 "$err"
+  assert_contains "$err" "NUMA policy of its own (mbind)"
+  target_goes_on
+}
+
 # start_shared PYTHON AFTER: a Python program outside does PYTHON, forks the tree, as start_with has it, and does AFTER.
 start_shared() {
   TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
