@@ -571,11 +571,13 @@ END
 # Where there is one place for all memory, it is not looked for.
 @test "memory that wants to lie elsewhere than all other is told at a dump, on a machine with several NUMA nodes" {
   need_root "mounts"
-  local MPOL_PREFERRED=1
-  start_with "import ctypes, mmap
+  local MPOL_PREFERRED=1 place
+  place="import ctypes, mmap
 pages = mmap.mmap(-1, 1 << 20)
 place, nodes = ctypes.addressof(ctypes.c_char.from_buffer(pages)), ctypes.c_ulong(1)
 assert ctypes.CDLL(None).syscall(237, ctypes.c_void_p(place), ctypes.c_size_t(1 << 20), $MPOL_PREFERRED, ctypes.byref(nodes), 8, 0) == 0"
+  [[ -e /sys/devices/system/node/online ]] && python3 -c "$place" || skip "no NUMA here, or no mbind()"
+  start_with "$place"
   echo 0-1 >"$BATS_TEST_TMPDIR/nodes"
   # shellcheck disable=SC2016 # for the inner shell
   local with_nodes=(unshare --mount bash -c 'mount --bind "$0" /sys/devices/system/node/online && exec "$@"' "$BATS_TEST_TMPDIR/nodes")
