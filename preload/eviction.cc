@@ -318,8 +318,8 @@ Outcome export_segment(std::size_t index, int& fd) {
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   };
   auto result = physical.is_refused ? CUDA_ERROR_INVALID_VALUE : give_out();
-  const bool may_be_renewed = !physical.given_out || !is_lending();
-  if (result == CUDA_ERROR_INVALID_VALUE && may_be_renewed && renew(physical).ok()) {
+  if (result == CUDA_ERROR_INVALID_VALUE && (!physical.given_out || !is_lending()) &&
+      renew(physical).ok()) {
     physical.is_refused = false;
     result = give_out();
   }
