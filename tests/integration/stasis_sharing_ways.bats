@@ -332,11 +332,7 @@ for round in range(1, 10**9):
         status.write(f"round {round} {len(steps)} to go\n")
     time.sleep(0.02)
 END
-  TARGET_STATUS=$BATS_TEST_TMPDIR/multicast.status
-  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/multicast.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
+  start_program multicast
   refused_as_multicast() {
     STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
     assert_contains "$err" "NCCL_NVLS_ENABLE=0"
@@ -407,12 +403,8 @@ for round in range(1, 10**9):
         out.write(f"round {round} {'has it' if address.value else 'without'}\n")
     time.sleep(0.02)
 END
-  TARGET_STATUS=$BATS_TEST_TMPDIR/nvls.status
-  local importer=$TARGET_STATUS.importer child
-  (LD_PRELOAD=$agent exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/nvls.py" "$TARGET_STATUS") </dev/null >&2 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
+  start_program nvls
+  local importer=$TARGET_STATUS.importer child pid
   wait_until 60 grep -qs "has it" "$importer"
   child=$(pgrep -P "$TARGET")
   for pid in "$TARGET" "$child"; do
