@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/threads.h"
 #include "direct/agent_lookup.h"
 #include "direct/composite_content.h"
 #include "proc/procfs.h"
@@ -108,6 +109,21 @@ Result<std::vector<direct::Segment>> take_checked(AgentClient& agent, bool buffe
         fmt::format("the agent in process {} names memory that is not there", agent.pid().value));
   }
   return taken;
+}
+
+Result<std::vector<Pieces>> take_checked(const std::vector<PiecesAsked>& asked) {
+  std::vector<Pieces> all(asked.size());
+  std::vector<Result<void>> done(asked.size());
+  share_out(asked.size(), [&](std::size_t i) {
+    auto taken = take_checked(*asked[i].agent, asked[i].buffer, &all[i].places);
+    if (taken)
+      all[i].segments = std::move(*taken);
+    else
+      done[i] = fail(std::move(taken.error()));
+  });
+  for (auto& one : done)
+    STASIS_TRY(std::move(one));
+  return all;
 }
 
 void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more,

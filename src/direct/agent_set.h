@@ -50,6 +50,16 @@ Result<void> refuse_shared(const Environment& env,
 // its content, or, with `buffer`, outside its buffer.
 Result<std::vector<direct::Segment>> take_checked(direct::AgentClient& agent, bool buffer,
                                                   std::vector<direct::SegmentPlace>* places);
+// The same of several, which export theirs at the same time; in their order. The first error.
+struct PiecesAsked {
+  direct::AgentClient* agent = nullptr;
+  bool buffer = false;
+};
+struct Pieces {
+  std::vector<direct::Segment> segments;
+  std::vector<direct::SegmentPlace> places;
+};
+Result<std::vector<Pieces>> take_checked(const std::vector<PiecesAsked>& asked);
 // Adds `more`, whose content begins at `base`, to `all`.
 void append(std::vector<direct::Segment>& all, std::vector<direct::Segment> more,
             std::uint64_t base);

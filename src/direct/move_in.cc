@@ -33,7 +33,8 @@ Result<void> repopulate(MemoryState& state) {
 // Into the agents that repopulate their memory.
 Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
   STASIS_TRY(state.agents.allow_pieces());
-  std::vector<direct::Segment> segments;
+  std::vector<PiecesAsked> asked;
+  std::vector<ContentSources::Found> contents;
   // If the tool is killed, no agent copies by itself beside the mover.
   std::vector<UniqueFd> locks;
   bool from_image = false;
@@ -43,11 +44,16 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
     if (!locks.back().valid()) return fail(errno_error("cannot copy a descriptor", errno));
     STASIS_TRY_ASSIGN(auto content, state.content.content_of(agent));
     if (content.image) from_image = true;
-    STASIS_TRY_ASSIGN(auto taken, take_checked(agent, !content.image, nullptr));
-    const std::uint64_t base =
-        content.image ? state.content.composite()->add_stream(content.image, content.stream)
-                      : state.content.add_buffer(agent);
-    append(segments, std::move(taken), base);
+    asked.push_back({&agent, !content.image});
+    contents.push_back(std::move(content));
+  }
+  STASIS_TRY_ASSIGN(auto taken, take_checked(asked));
+  std::vector<direct::Segment> segments;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const auto& [image, stream] = contents[i];
+    const std::uint64_t base = image ? state.content.composite()->add_stream(image, stream)
+                                     : state.content.add_buffer(*asked[i].agent);
+    append(segments, std::move(taken[i].segments), base);
   }
   const auto deadline =
       Clock::now() + (from_image ? kSlowDisk : 1) * copy_time(state.agents.bytes());

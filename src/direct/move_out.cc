@@ -467,17 +467,21 @@ class MoveOut {
     std::vector<direct::Segment> segments;
     ContentSources& content = state_.content;
     content.begin_composite();
-    for (auto& agent : agents_) {
-      std::vector<direct::SegmentPlace> pieces;
-      STASIS_TRY_ASSIGN(auto taken, take_checked(agent, !options_.image, &pieces));
+    std::vector<PiecesAsked> asked;
+    for (auto& agent : agents_)
+      asked.push_back({&agent, !options_.image});
+    STASIS_TRY_ASSIGN(auto taken, take_checked(asked));
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      AgentClient& agent = *asked[i].agent;
       std::uint64_t base = 0;
       if (options_.image) {
-        STASIS_TRY_ASSIGN(auto stream, content.into()->add(agent.pid(), agent.bytes(), pieces));
+        STASIS_TRY_ASSIGN(auto stream,
+                          content.into()->add(agent.pid(), agent.bytes(), taken[i].places));
         base = content.composite()->add_stream(content.into(), stream);
       } else {
         base = content.add_buffer(agent, true);
       }
-      append(segments, std::move(taken), base);
+      append(segments, std::move(taken[i].segments), base);
     }
     return segments;
   }

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
 #include "direct/sharing_processes.h"
@@ -404,21 +405,71 @@ Result<void> finish_inheritance(AgentSet& agents, const DriverThreads& threads) 
   return let_give_up(agents, asked, threads);
 }
 
+// An importer, and what it misses.
+struct Borrower {
+  AgentClient* agent = nullptr;
+  std::set<ShareId> ids;
+};
+
+// The first error of what several did at the same time.
+Result<void> first_of(std::vector<Result<void>>& done) {
+  for (auto& one : done)
+    STASIS_TRY(std::move(one));
+  return {};
+}
+
+// All owners export at the same time, and then all importers take. `owners` by their place in
+// `agents`.
+Result<void> lend(const std::vector<Borrower>& borrowers, const std::vector<AgentClient*>& agents,
+                  const Owners& owners) {
+  // One descriptor for all that import the piece.
+  std::map<ShareId, UniqueFd> lent;
+  std::map<std::size_t, std::vector<std::pair<ShareId, UniqueFd*>>> by_owner;
+  for (const Borrower& borrower : borrowers) {
+    for (const ShareId& id : borrower.ids) {
+      const auto [piece, is_new] = lent.try_emplace(id);
+      if (is_new) by_owner[owners.at(id)].emplace_back(id, &piece->second);
+    }
+  }
+  const std::vector asked(by_owner.begin(), by_owner.end());
+  std::vector<Result<void>> done(asked.size());
+  share_out(asked.size(), [&](std::size_t i) {
+    for (const auto& [id, piece] : asked[i].second) {
+      auto borrowed = agents[asked[i].first]->borrow(id, kMapping);
+      if (!borrowed) {
+        done[i] = fail(std::move(borrowed.error()));
+        return;
+      }
+      *piece = std::move(*borrowed);
+    }
+  });
+  STASIS_TRY(first_of(done));
+  done = std::vector<Result<void>>(borrowers.size());
+  share_out(borrowers.size(), [&](std::size_t i) {
+    std::vector<AgentClient::Lent> pieces;
+    for (const ShareId& id : borrowers[i].ids)
+      pieces.emplace_back(id, &lent.at(id));
+    done[i] = borrowers[i].agent->attach(pieces, kMapping);
+    fault_only(FaultPoint::kDirectAttachedOne);
+  });
+  return first_of(done);
+}
+
 Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThreads& threads) {
   if (std::none_of(agents.begin(), agents.end(), misses_some)) return {};
   fault_only(FaultPoint::kDirectAttach);
   STASIS_TRY(finish_inheritance(agents, threads));
-  std::vector<std::pair<AgentClient*, std::set<ShareId>>> missing;
+  std::vector<AgentClient*> missing;
   for (AgentClient& agent : agents)
-    if (misses_some(agent)) missing.emplace_back(&agent, std::set<ShareId>());
+    if (misses_some(agent)) missing.push_back(&agent);
   Stillness still;
-  for (auto& [agent, ids] : missing)
+  for (AgentClient* agent : missing)
     STASIS_TRY(still.keep(*agent, threads));
-  for (auto& [agent, ids] : missing)
+  for (AgentClient* agent : missing)
     agent->begin(AgentCommand::kRetake, 0);
   fault_only(FaultPoint::kDirectReplacing);
   Result<void> retaken;
-  for (auto& [agent, ids] : missing) {
+  for (AgentClient* agent : missing) {
     auto done = still.finish(*agent);
     if (!done) retaken = std::move(done);
   }
@@ -444,26 +495,14 @@ Result<void> attach_living(AgentSet& agents, AgentSet& lenders, const DriverThre
     if (by_process[i]->detached_count() != 0) without.push_back(known[i]);
   STASIS_TRY(check_owners_live(without, known, owners));
   STASIS_TRY(check_imports(without, known, owners, {}));
-  // One descriptor for all that import the piece.
-  std::map<ShareId, UniqueFd> borrowed;
-  for (auto& [agent, ids] : missing) {
-    if (agent->detached_count() == 0) continue;
-    const auto process =
-        std::find_if(known.begin(), known.end(),
-                     [agent = agent](const ProcessShares& one) { return one.pid == agent->pid(); });
-    for (const Share& share : process->shares)
-      if (share.role == ShareRole::kImporter) ids.insert(share.id);
-    std::vector<AgentClient::Lent> pieces;
-    for (const ShareId& id : ids) {
-      UniqueFd& piece = borrowed[id];
-      if (!piece.valid()) {
-        STASIS_TRY_ASSIGN(piece, by_process[owners.at(id)]->borrow(id, kMapping));
-      }
-      pieces.emplace_back(id, &piece);
-    }
-    STASIS_TRY(agent->attach(pieces, kMapping));
-    fault_only(FaultPoint::kDirectAttachedOne);
+  std::vector<Borrower> borrowers;
+  for (std::size_t i = 0; i < agents.size(); ++i) {  // which come before the lenders
+    if (by_process[i]->detached_count() == 0) continue;
+    borrowers.push_back({by_process[i], {}});
+    for (const Share& share : known[i].shares)
+      if (share.role == ShareRole::kImporter) borrowers.back().ids.insert(share.id);
   }
+  STASIS_TRY(lend(borrowers, by_process, owners));
   // Agents keep what they have lent until their next command.
   for (AgentSet* set : {&agents, &lenders})
     for (AgentClient& agent : *set)

@@ -376,13 +376,13 @@ END
   target_verifies
 }
 
-# By the driver: the first import that each rank makes after those of its start fails.
+# By the driver: the first two imports that each rank makes after those of its start fail.
 @test "memory of another process that the driver does not give back is asked for again" {
   local how where rest
   for how in "resume/resume \$TARGET" "resume/recover \${CHILDREN[1]}" "resume/as it says" \
     "resume/recover --all" "suspend/recover --all" "suspend/as it says"; do
     where=${how%%/*}
-    STASIS_SIM_FAULTS="import:error=2@2" start_ranks 2
+    STASIS_SIM_FAULTS="import:error=2@2; import:error=2@3" start_ranks 2
     unset STASIS_SIM_FAULTS
     if [[ $where == resume ]]; then
       done_by suspend "$TARGET"
@@ -395,7 +395,7 @@ END
     [[ $how != *says ]] || how=$where/${BASH_REMATCH[1]}
     done_by ps
     assert_contains "$err" "process ${CHILDREN[0]} stands still until \`stasis recover $TARGET\`"
-    # That of the second rank fails, then.
+    # The second fails, then.
     eval capture stasis "${how#*/}"
     assert_equal "$status" 12 "$err"
     eval done_by "${how#*/}"
