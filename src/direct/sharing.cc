@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
 #include "direct/sharing_processes.h"
+#include "direct/sharing_refusals.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -28,11 +29,6 @@ using direct::ShareId;
 using direct::ShareRole;
 
 namespace {
-
-std::string pieces(std::size_t count, std::uint64_t bytes) {
-  return count == 1 ? fmt::format("1 piece ({})", format_bytes(bytes))
-                    : fmt::format("{} pieces ({})", count, format_bytes(bytes));
-}
 
 std::string of_those(const OwnersAsked& owners) {
   std::map<Pid, std::string> names;
@@ -68,15 +64,6 @@ bool may_lend(const ProcessShares& owner, const ProcessShares& importer) {
   return owner.uid == importer.uid;
 }
 
-// What the process has imported and none of these can lend, or inherits.
-struct Orphans {
-  std::size_t count = 0;
-  std::uint64_t bytes = 0;
-  std::set<std::uint64_t> services;              // by which their owners are known
-  std::size_t foreign = 0;                       // of these, those whose owner no agent knows
-  const ProcessShares* of_other_user = nullptr;  // an owner that lends it to its own user alone
-};
-
 Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares>& processes,
                    const Owners& owners, const Heirs& heirs = {}) {
   Orphans orphans;
@@ -94,47 +81,6 @@ Orphans orphans_of(const ProcessShares& process, const std::vector<ProcessShares
       ++orphans.foreign;
   }
   return orphans;
-}
-
-Result<void> refuse_import(Pid pid, std::string what, std::string remedy) {
-  return fail(refusal({"imported-memory", Severity::kRed, pid, std::move(what), std::move(remedy),
-                       Override::kIgnoreObstacles}));
-}
-
-Result<void> refuse_foreign(Pid pid, const Orphans& orphans) {
-  return refuse_import(
-      pid,
-      fmt::format("GPU memory of another process that came by a way in which no agent can take it "
-                  "again (a fabric handle, a memory pool, a descriptor or a handle of a process "
-                  "that has no agent): process {} has {}, which the driver cannot restore (the "
-                  "job would be lost)",
-                  pid.value, pieces(orphans.count, orphans.bytes)),
-      "start all of them with `stasis run`; fabric handles: NCCL_MNNVL_ENABLE=0, or descriptors "
-      "in their place; memory pools: share memory of cudaMalloc or cuMemCreate");
-}
-
-// The agent takes over what an owner that ends leaves behind, by the connection that it has to it.
-Result<void> refuse_lost_owner(Pid pid, const Orphans& orphans) {
-  return refuse_import(
-      pid,
-      fmt::format("GPU memory of a process that is not to be found (it has ended, or one of the "
-                  "two has closed descriptors of the agent's, by which the memory would have been "
-                  "taken over): process {} has imported {}, which the driver cannot restore (the "
-                  "job would be lost)",
-                  pid.value, pieces(orphans.count, orphans.bytes)),
-      "have the program free it (cudaIpcCloseMemHandle; PyTorch: the last tensor of it), or start "
-      "the job again so that it closes only descriptors that it knows");
-}
-
-Result<void> refuse_of_other_user(const ProcessShares& importer, const ProcessShares& owner) {
-  return refuse_import(
-      importer.pid,
-      fmt::format("GPU memory of another user's process, whose agent gives it to no other user "
-                  "again: process {} (user {}) has imported some of process {} (user {}), which "
-                  "the driver cannot restore (the job would be lost)",
-                  importer.pid.value, importer.uid, owner.pid.value, owner.uid),
-      "run both as one user; a program that changes its user does so in both processes, or not "
-      "while they share memory");
 }
 
 // A device goes on where the memory was.
