@@ -36,7 +36,7 @@ set(STASIS_OWN_NUMBERS ${CMAKE_SOURCE_DIR}/tests/integration/own_numbers)
 add_custom_target(unittests)
 
 # stasis_library(NAME DIR_DEPENDENCIES...): a static library of all .cc files of this folder but the
-# tests; each *_unittest.cc beside them becomes a test of its own.
+# tests; each *_unittest.cc beside them becomes a test of its own. STEM_target is the program that it is built into.
 function(stasis_library name)
   file(GLOB sources CONFIGURE_DEPENDS *.cc)
   list(FILTER sources EXCLUDE REGEX "_(unittest|integrationtest|fuzzer)\\.cc$")
@@ -53,10 +53,25 @@ function(stasis_library name)
   stasis_share_headers(stasis_${name} library_headers)
   if(STASIS_TESTS)
     file(GLOB tests CONFIGURE_DEPENDS *_unittest.cc)
+    # A component's tests as one program, in a first build with the sanitizers: compiled one by one they take twice
+    # the processor time. What ctest knows, and runs in a process of its own, is each file, as elsewhere.
+    if(CMAKE_UNITY_BUILD AND STASIS_SANITIZE AND tests)
+      stasis_test_program(${name}_unittests SOURCES ${tests} LIBS stasis_${name})
+      set_target_properties(${name}_unittests PROPERTIES UNITY_BUILD ON)
+    endif()
     foreach(test IN LISTS tests)
       get_filename_component(stem ${test} NAME_WE)
-      stasis_test(${stem} SOURCES ${test} LIBS stasis_${name})
+      if(TARGET ${name}_unittests)
+        set(${stem}_target ${name}_unittests PARENT_SCOPE)
+        stasis_test_of(${test} ${name}_unittests)
+      else()
+        set(${stem}_target ${stem} PARENT_SCOPE)
+        stasis_test(${stem} SOURCES ${test} LIBS stasis_${name})
+      endif()
     endforeach()
+    if(TARGET ${name}_unittests)
+      stasis_test_rest(${name}_unittests)
+    endif()
   endif()
 endfunction()
 
@@ -123,13 +138,9 @@ function(stasis_build_on_demand name)
   endif()
 endfunction()
 
-# stasis_test(NAME SOURCES... LIBS... [RUN_BY COMMAND]): one GoogleTest program, one ctest entry, label
-# "unit".
-function(stasis_test name)
-  if(NOT STASIS_TESTS)
-    return()
-  endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;RUN_BY" ${ARGN})
+# stasis_test_program(NAME SOURCES... LIBS...): a GoogleTest program, of which ctest knows nothing yet.
+function(stasis_test_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE stasis_options ${ARG_LIBS} GTest::gmock GTest::gtest GTest::gtest_main)
@@ -139,7 +150,49 @@ function(stasis_test name)
   stasis_build_on_demand(${name})
   stasis_link_fast(${name})
   add_dependencies(unittests ${name})
-  add_test(NAME ${name} COMMAND ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
+endfunction()
+
+# stasis_test(NAME SOURCES... LIBS... [RUN_BY COMMAND]): one GoogleTest program, one ctest entry, label
+# "unit".
+function(stasis_test name)
+  if(NOT STASIS_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;RUN_BY" ${ARGN})
+  stasis_test_program(${name} SOURCES ${ARG_SOURCES} LIBS ${ARG_LIBS})
+  stasis_add_unit_test(${name} ${ARG_RUN_BY} $<TARGET_FILE:${name}>)
+endfunction()
+
+# stasis_test_of(FILE PROGRAM): the same of the suites in this file alone, where a program has those of many.
+function(stasis_test_of file program)
+  get_filename_component(stem ${file} NAME_WE)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(STRINGS ${file} lines REGEX "^(TEST|TEST_F|TEST_P|RC_GTEST_PROP|RC_GTEST_FIXTURE_PROP)\\(")
+  set(filter "")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^[A-Z_]+\\(([A-Za-z0-9_]+).*" "\\1" suite "${line}")
+    list(APPEND filter "${suite}.*" "*/${suite}.*")
+    if(line MATCHES "^RC_GTEST_FIXTURE_PROP")
+      list(APPEND filter "${suite}_RapidCheck.*")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES filter)
+  list(JOIN filter ":" filter)
+  stasis_add_unit_test(${stem} $<TARGET_FILE:${program}> "--gtest_filter=${filter}")
+  # A filter that fits nothing is no error to GoogleTest.
+  set_tests_properties(${stem} PROPERTIES FAIL_REGULAR_EXPRESSION "Running 0 tests")
+  set_property(TARGET ${program} APPEND_STRING PROPERTY STASIS_FILTERS ":${filter}")
+endfunction()
+
+# stasis_test_rest(PROGRAM): fails if it has a test that none of the entries above runs.
+function(stasis_test_rest program)
+  get_target_property(filters ${program} STASIS_FILTERS)
+  stasis_add_unit_test(${program} $<TARGET_FILE:${program}> "--gtest_filter=-${filters}")
+  set_tests_properties(${program} PROPERTIES PASS_REGULAR_EXPRESSION "Running 0 tests")
+endfunction()
+
+function(stasis_add_unit_test name)
+  add_test(NAME ${name} COMMAND ${ARGN})
   set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 600)
   # First those that take longest: the last one to end has nothing beside it. A first run knows no times.
   if(name MATCHES "^(operations|manifest|content_base|process|parking|checksum|content|group|group_part|tcp_rendezvous|agent_client|address_space|awake_thread)_unittest$")

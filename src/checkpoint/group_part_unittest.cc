@@ -247,14 +247,18 @@ TEST_F(GroupPartTest, OneThatIsKilledAtAnyStepIsNamedAndAllGoBack) {
   }
 }
 
+// While others go on writing to it.
+void remove_all_of(const std::string& folder) {
+  for (std::error_code failed; fs::exists(folder); std::this_thread::sleep_for(milliseconds(1)))
+    fs::remove_all(folder, failed);
+}
+
 TEST_F(GroupPartTest, WhereTheDirectoryIsGoneAllGoBack) {
   silence_ = milliseconds(500);
   Local removes;
   removes.before = [this](Step step) {
     if (step != Step::kRest) return;
-    // The others go on writing to it.
-    for (std::error_code failed; fs::exists(path());)
-      fs::remove_all(path(), failed);
+    remove_all_of(path());
   };
   const auto start = Clock::now();
   const std::clock_t before = std::clock();
@@ -264,8 +268,7 @@ TEST_F(GroupPartTest, WhereTheDirectoryIsGoneAllGoBack) {
     auto joined =
         GroupPart::join(std::move(*GroupDirectory::open(there)), options(1, "alone"), interrupt_);
     ASSERT_TRUE(joined && (*joined)->wait_for_all());
-    for (std::error_code failed; fs::exists(there);)
-      fs::remove_all(there, failed);
+    remove_all_of(there);
     while (!(*joined)->interrupt().requested() && since(start) < std::chrono::seconds(20))
       std::this_thread::sleep_for(milliseconds(10));
     const Error told = (*joined)->give_up({ErrorCode::kInterrupted, "stopped", {}});

@@ -21,14 +21,14 @@ std::uint32_t four(unsigned a, unsigned b, unsigned c, unsigned d) {
   return word;
 }
 
-void put(std::string& image, std::uint32_t word) {
+void append_word(std::string& image, std::uint32_t word) {
   image.append(reinterpret_cast<const char*>(&word), sizeof word);
 }
 
 std::string empty_image() {
   std::string image;
-  put(image, kAnyImageMagic);
-  put(image, kFilesMagic);
+  append_word(image, kAnyImageMagic);
+  append_word(image, kFilesMagic);
   return image;
 }
 

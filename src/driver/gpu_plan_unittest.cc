@@ -5,9 +5,9 @@
 namespace stasis {
 namespace {
 
-constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+constexpr std::uint64_t kOneGiB = std::uint64_t{1} << 30;
 
-Gpu gpu(unsigned char number, std::uint64_t total, std::uint64_t used) {
+Gpu gpu_with(unsigned char number, std::uint64_t total, std::uint64_t used) {
   Gpu out;
   out.uuid.bytes[0] = number;
   out.memory_total = total;
@@ -16,8 +16,9 @@ Gpu gpu(unsigned char number, std::uint64_t total, std::uint64_t used) {
 }
 
 TEST(GpuPlan, WhatGoesToAGpuIsCountedThere) {
-  const std::vector<Gpu> gpus{gpu(1, 16 * kGiB, 0), gpu(2, 16 * kGiB, 10 * kGiB)};
-  const std::vector<GpuUse> needed{{gpus[0].uuid, 4 * kGiB}, {gpus[0].uuid, 3 * kGiB}};
+  const std::vector<Gpu> gpus{gpu_with(1, 16 * kOneGiB, 0),
+                              gpu_with(2, 16 * kOneGiB, 10 * kOneGiB)};
+  const std::vector<GpuUse> needed{{gpus[0].uuid, 4 * kOneGiB}, {gpus[0].uuid, 3 * kOneGiB}};
   EXPECT_TRUE(check_gpu_memory(needed, {}, gpus));
   const std::vector<GpuPair> pairs{{gpus[0].uuid, gpus[1].uuid}, {gpus[1].uuid, gpus[0].uuid}};
   const auto refused = check_gpu_memory(needed, pairs, gpus);
@@ -28,15 +29,16 @@ TEST(GpuPlan, WhatGoesToAGpuIsCountedThere) {
 }
 
 TEST(GpuPlan, WhatIsSpareIsLeftWhenAllIsBack) {
-  const std::vector<Gpu> gpus{gpu(1, 16 * kGiB, 1 * kGiB), gpu(2, 16 * kGiB, 15 * kGiB)};
-  const std::vector<GpuUse> needed{{gpus[0].uuid, 4 * kGiB}, {gpus[0].uuid, 3 * kGiB}};
+  const std::vector<Gpu> gpus{gpu_with(1, 16 * kOneGiB, 1 * kOneGiB),
+                              gpu_with(2, 16 * kOneGiB, 15 * kOneGiB)};
+  const std::vector<GpuUse> needed{{gpus[0].uuid, 4 * kOneGiB}, {gpus[0].uuid, 3 * kOneGiB}};
   const auto here = spare_gpu_memory(needed, {}, gpus);
   ASSERT_EQ(here.size(), 1U) << "the second has less free than is to be left";
-  EXPECT_EQ(here.at(gpus[0].uuid), 16 * kGiB - 8 * kGiB - kContextBytes - 1 * kGiB);
+  EXPECT_EQ(here.at(gpus[0].uuid), 16 * kOneGiB - 8 * kOneGiB - kContextBytes - 1 * kOneGiB);
   const std::vector<GpuPair> pairs{{gpus[0].uuid, gpus[1].uuid}, {gpus[1].uuid, gpus[0].uuid}};
   const auto there = spare_gpu_memory(needed, pairs, gpus);
   ASSERT_EQ(there.size(), 1U);
-  EXPECT_EQ(there.at(gpus[0].uuid), 16 * kGiB - 1 * kGiB - kContextBytes - 1 * kGiB);
+  EXPECT_EQ(there.at(gpus[0].uuid), 16 * kOneGiB - 1 * kOneGiB - kContextBytes - 1 * kOneGiB);
 }
 
 }  // namespace

@@ -27,8 +27,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr std::uint32_t kChunk = kTestChunk;
-
 struct Made {
   ContentSummary summary;
   std::optional<Error> without_base;
@@ -38,12 +36,12 @@ class ContentBaseTest : public testing::Test {
  protected:
   static ContentOptions options(std::shared_ptr<const ContentBase> base = nullptr) {
     ContentOptions options;
-    options.chunk_bytes = kChunk;
+    options.chunk_bytes = kTestChunk;
     options.base = std::move(base);
     return options;
   }
   Result<std::shared_ptr<const ContentBase>> open(const std::string& name) {
-    return ContentBase::open(dir_ / name, progress_, interrupt_, kChunk);
+    return ContentBase::open(dir_ / name, progress_, interrupt_, kTestChunk);
   }
   // An image of one process, of which nothing is written yet.
   struct Begun {
@@ -75,10 +73,11 @@ class ContentBaseTest : public testing::Test {
       std::vector<std::jthread> all;
       for (int i = 0; i < threads; ++i) {
         all.emplace_back([&, i] {
-          for (std::size_t at = static_cast<std::size_t>(i) * kChunk; at < content.size();
-               at += static_cast<std::size_t>(threads) * kChunk)
+          for (std::size_t at = static_cast<std::size_t>(i) * kTestChunk; at < content.size();
+               at += static_cast<std::size_t>(threads) * kTestChunk)
             EXPECT_TRUE(writer.write(
-                0, at, content.subspan(at, std::min<std::size_t>(kChunk, content.size() - at))));
+                0, at,
+                content.subspan(at, std::min<std::size_t>(kTestChunk, content.size() - at))));
         });
       }
     }
@@ -133,7 +132,7 @@ class ContentBaseTest : public testing::Test {
 TEST_F(ContentBaseTest, WritesOnlyWhatIsNotInTheBase) {
   constexpr std::size_t kChunks = 40;
   constexpr std::size_t kTail = 5000;
-  Memory content(kChunks * kChunk + kTail);
+  Memory content(kChunks * kTestChunk + kTail);
   fill_random(content.bytes(), 1);
   std::ranges::fill(content.chunk(7), std::byte{0});
   std::ranges::copy(content.chunk(1), content.chunk(2).begin());
@@ -145,11 +144,11 @@ TEST_F(ContentBaseTest, WritesOnlyWhatIsNotInTheBase) {
   const auto made = make("two", changed.bytes(), open("one").value());
   EXPECT_FALSE(made.without_base);
   // Two chunks, and the last one, which is no whole one.
-  EXPECT_EQ(made.summary.written_bytes, 2 * kChunk + 8192);
+  EXPECT_EQ(made.summary.written_bytes, 2 * kTestChunk + 8192);
   EXPECT_EQ(made.summary.reused_chunks, kChunks - 4);
   EXPECT_EQ(made.summary.duplicate_chunks, 1U);
   EXPECT_EQ(made.summary.zero_chunks, 1U);
-  EXPECT_EQ(made.summary.use.reused_bytes, (kChunks - 4) * kChunk);
+  EXPECT_EQ(made.summary.use.reused_bytes, (kChunks - 4) * kTestChunk);
   EXPECT_EQ(made.summary.record.reused_files, 1U);
   EXPECT_EQ(use_of("two"), made.summary.use);
   EXPECT_EQ(names_in("two/gpu"), (std::set<std::string>{"data-00", "data-01", "index"}));
@@ -159,11 +158,11 @@ TEST_F(ContentBaseTest, WritesOnlyWhatIsNotInTheBase) {
   expect_holds("two", changed.bytes());
   const auto manifest = ImageReader::open(dir_ / "two")->manifest();
   EXPECT_EQ(manifest.content->reused_files, 1U);
-  EXPECT_EQ(manifest.content->reused_bytes(), (kChunks - 2) * kChunk + 8192);
+  EXPECT_EQ(manifest.content->reused_bytes(), (kChunks - 2) * kTestChunk + 8192);
 }
 
 TEST_F(ContentBaseTest, WithNothingChangedNothingIsWritten) {
-  Memory content(10 * kChunk);
+  Memory content(10 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   const auto made = make("two", content.bytes(), open("one").value());
@@ -174,14 +173,14 @@ TEST_F(ContentBaseTest, WithNothingChangedNothingIsWritten) {
 
 TEST_F(ContentBaseTest, WhatIsThereByItsDigestNeedNotBeWritten) {
   constexpr std::size_t kChunks = 10;
-  Memory content(kChunks * kChunk);
+  Memory content(kChunks * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   fill_random(content.chunk(4), 2);
   std::ranges::fill(content.chunk(6), std::byte{0});
 
   auto [image, writer] = begin("two", content.bytes().size(), open("one").value());
-  EXPECT_EQ(writer.digest_chunk(), kChunk);
+  EXPECT_EQ(writer.digest_chunk(), kTestChunk);
   std::vector<std::byte> digests;
   for (std::size_t i = 0; i < kChunks; ++i) {
     const auto digest = xxh3(content.chunk(i));
@@ -191,15 +190,16 @@ TEST_F(ContentBaseTest, WhatIsThereByItsDigestNeedNotBeWritten) {
   // Not the last one, of which nothing is said.
   constexpr std::size_t kSize = sizeof(BlockDigest);
   ASSERT_TRUE(writer.take(0, 0, std::span(digests).first(kSize)));
-  ASSERT_TRUE(writer.take(0, kChunk, std::span(digests).subspan(kSize, (kChunks - 2) * kSize)));
-  EXPECT_EQ(writer.take(0, kChunk, digests).error().code, ErrorCode::kUsage) << "beyond the end";
+  ASSERT_TRUE(writer.take(0, kTestChunk, std::span(digests).subspan(kSize, (kChunks - 2) * kSize)));
+  EXPECT_EQ(writer.take(0, kTestChunk, digests).error().code, ErrorCode::kUsage)
+      << "beyond the end";
   for (std::size_t i = 0; i + 1 < kChunks; ++i)
     EXPECT_EQ(digests[i * kSize], i == 4 ? std::byte{0} : std::byte{1}) << i;
 }
 
 TEST_F(ContentBaseTest, WhatIsReusedByItsDigestIsInTheImage) {
   constexpr std::size_t kChunks = 6;
-  Memory content(kChunks * kChunk);
+  Memory content(kChunks * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   fill_random(content.chunk(4), 2);
@@ -211,12 +211,12 @@ TEST_F(ContentBaseTest, WhatIsReusedByItsDigestIsInTheImage) {
   ASSERT_TRUE(writer.take(0, 0, std::as_writable_bytes(std::span(digests))));
   for (std::size_t i = 0; i < kChunks; ++i) {
     if (digests[i][0] != 0) continue;
-    ASSERT_TRUE(writer.write(0, i * kChunk, content.chunk(i)));
+    ASSERT_TRUE(writer.write(0, i * kTestChunk, content.chunk(i)));
   }
   const auto summary = writer.finish(progress_, interrupt_).value();
   EXPECT_EQ(summary.reused_chunks, kChunks - 2);
   EXPECT_EQ(summary.zero_chunks, 1U);
-  EXPECT_EQ(summary.written_bytes, kChunk);
+  EXPECT_EQ(summary.written_bytes, kTestChunk);
   Manifest manifest = sample_manifest();
   manifest.content = summary.record;
   ASSERT_TRUE(image.seal(manifest, SyncPolicy::kDisk, progress_, interrupt_));
@@ -226,7 +226,7 @@ TEST_F(ContentBaseTest, WhatIsReusedByItsDigestIsInTheImage) {
 }
 
 TEST_F(ContentBaseTest, WithAllChangedNothingIsReused) {
-  Memory content(10 * kChunk);
+  Memory content(10 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   const auto base = open("one").value();
@@ -240,14 +240,14 @@ TEST_F(ContentBaseTest, WithAllChangedNothingIsReused) {
 }
 
 TEST_F(ContentBaseTest, TakesCompressedChunksAsTheyAre) {
-  Memory content(8 * kChunk);
+  Memory content(8 * kTestChunk);
   for (std::size_t at = 0; at < content.bytes().size(); ++at)
-    content.bytes()[at] = static_cast<std::byte>((at / kChunk + 1) * (at % 97));
+    content.bytes()[at] = static_cast<std::byte>((at / kTestChunk + 1) * (at % 97));
   make("one", content.bytes(), nullptr, 1, ContentCompression::kZstd);
   fill_random(content.chunk(3), 1);
   const auto made = make("two", content.bytes(), open("one").value());
   EXPECT_EQ(made.summary.reused_chunks, 7U);
-  EXPECT_EQ(made.summary.written_bytes, kChunk);
+  EXPECT_EQ(made.summary.written_bytes, kTestChunk);
   expect_holds("two", content.bytes());
 }
 
@@ -256,7 +256,7 @@ TEST_F(ContentBaseTest, TakesCompressedChunksAsTheyAre) {
 TEST_F(ContentBaseTest, AChainOfImagesStaysSmall) {
   constexpr std::size_t kChunks = 320;
   constexpr std::size_t kOften = 16;  // chunks that change each time; of the others one in 40
-  Memory content(kChunks * kChunk);
+  Memory content(kChunks * kTestChunk);
   fill_random(content.bytes(), 1);
   make("image-0", content.bytes(), nullptr, 4);
   std::uint64_t written = 0;
@@ -268,7 +268,7 @@ TEST_F(ContentBaseTest, AChainOfImagesStaysSmall) {
       fill_random(content.chunk(n * kChunks / kOften), 1000 * i + n);
     for (unsigned n = 0; n < 8; ++n)
       fill_random(content.chunk((i * 53 + n * 37) % kChunks), 1000 * i + 100 + n);
-    changed += (kOften + 8) * kChunk;
+    changed += (kOften + 8) * kTestChunk;
     const auto made = make(fmt::format("image-{}", i), content.bytes(),
                            open(fmt::format("image-{}", i - 1)).value(), 4);
     ASSERT_FALSE(made.without_base);
@@ -279,21 +279,21 @@ TEST_F(ContentBaseTest, AChainOfImagesStaysSmall) {
       size += one;
     most = std::max(most, size);
     files = std::max(files, made.summary.record.data_sizes.size());
-    ASSERT_LE(made.summary.written_bytes, kChunks * kChunk / 2) << i;
+    ASSERT_LE(made.summary.written_bytes, kChunks * kTestChunk / 2) << i;
   }
   expect_holds("image-40", content.bytes());
-  EXPECT_LE(most, 2 * kChunks * kChunk + (kOften + 8) * kChunk);
+  EXPECT_LE(most, 2 * kChunks * kTestChunk + (kOften + 8) * kTestChunk);
   EXPECT_LE(files, 64U);
   EXPECT_LE(written, 2 * changed);
-  RecordProperty("written", static_cast<int>(written / kChunk));
-  RecordProperty("most", static_cast<int>(most / kChunk));
+  RecordProperty("written", static_cast<int>(written / kTestChunk));
+  RecordProperty("most", static_cast<int>(most / kTestChunk));
   RecordProperty("files", static_cast<int>(files));
-  RecordProperty("changed", static_cast<int>(changed / kChunk));
+  RecordProperty("changed", static_cast<int>(changed / kTestChunk));
 }
 
 TEST_F(ContentBaseTest, AFileIsNotKeptForAlmostNothing) {
   constexpr std::size_t kChunks = 128;
-  Memory content(kChunks * kChunk);
+  Memory content(kChunks * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   Memory other(content.bytes().size());
@@ -303,15 +303,15 @@ TEST_F(ContentBaseTest, AFileIsNotKeptForAlmostNothing) {
   const auto made = make("two", other.bytes(), open("one").value());
   EXPECT_EQ(made.summary.record.reused_files, 0U);
   EXPECT_EQ(made.summary.reused_chunks, 2U);
-  EXPECT_EQ(made.summary.written_bytes, kChunks * kChunk);
+  EXPECT_EQ(made.summary.written_bytes, kChunks * kTestChunk);
   // What has stood still lies apart from what is new.
   EXPECT_EQ(made.summary.record.data_sizes,
-            (std::vector<std::uint64_t>{(kChunks - 2) * kChunk, 2 * kChunk}));
+            (std::vector<std::uint64_t>{(kChunks - 2) * kTestChunk, 2 * kTestChunk}));
   expect_holds("two", other.bytes());
 }
 
 TEST_F(ContentBaseTest, TheEmptiestFilesGiveNothing) {
-  Memory content(100 * kChunk);
+  Memory content(100 * kTestChunk);
   fill_random(content.bytes(), 1);
   unsigned seed = 100;
   const auto change = [&](std::size_t from, std::size_t to) {
@@ -322,10 +322,11 @@ TEST_F(ContentBaseTest, TheEmptiestFilesGiveNothing) {
   make("one", content.bytes());
   change(0, 60);
   const auto two = make("two", content.bytes(), open("one").value());
-  EXPECT_EQ(two.summary.record.data_sizes, (Sizes{60 * kChunk, 100 * kChunk}));
+  EXPECT_EQ(two.summary.record.data_sizes, (Sizes{60 * kTestChunk, 100 * kTestChunk}));
   change(0, 45);
   const auto three = make("three", content.bytes(), open("two").value());
-  EXPECT_EQ(three.summary.record.data_sizes, (Sizes{45 * kChunk, 60 * kChunk, 100 * kChunk}));
+  EXPECT_EQ(three.summary.record.data_sizes,
+            (Sizes{45 * kTestChunk, 60 * kTestChunk, 100 * kTestChunk}));
   // By now 45 chunks of 60 are useless, and 60 of 100: more than are in use, so the first of these
   // files gives nothing. Its 15 chunks lie apart from those that are new.
   const auto base = open("three").value();
@@ -335,15 +336,15 @@ TEST_F(ContentBaseTest, TheEmptiestFilesGiveNothing) {
   change(0, 10);
   const auto four = make("four", content.bytes(), base);
   EXPECT_EQ(four.summary.record.data_sizes,
-            (Sizes{10 * kChunk, 15 * kChunk, 45 * kChunk, 100 * kChunk}));
-  EXPECT_EQ(four.summary.use.reused_bytes, (35 + 40) * kChunk);
+            (Sizes{10 * kTestChunk, 15 * kTestChunk, 45 * kTestChunk, 100 * kTestChunk}));
+  EXPECT_EQ(four.summary.use.reused_bytes, (35 + 40) * kTestChunk);
   expect_holds("four", content.bytes());
 }
 
 // ---- What cannot be a base --------------------------------------------------------------------
 
 TEST_F(ContentBaseTest, DamageIsFoundBeforeItIsReliedOn) {
-  Memory content(64 * kChunk);
+  Memory content(64 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes(), nullptr, 4);
   const std::size_t files = names_in("one/gpu").size() - 1;
@@ -359,21 +360,21 @@ TEST_F(ContentBaseTest, DamageIsFoundBeforeItIsReliedOn) {
 }
 
 TEST_F(ContentBaseTest, OfADamagedFileOnlyWhatWasOfUseIsMissing) {
-  Memory content(8 * kChunk);
+  Memory content(8 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   for (unsigned i = 0; i < 3; ++i)
     fill_random(content.chunk(i), 2 + i);
   make("two", content.bytes(), open("one").value());
-  EXPECT_EQ(open("two").value()->usable_bytes(), 8 * kChunk);
-  flip("one/gpu/data-00", 5 * kChunk);  // the second file of "two", with 5 chunks of use
+  EXPECT_EQ(open("two").value()->usable_bytes(), 8 * kTestChunk);
+  flip("one/gpu/data-00", 5 * kTestChunk);  // the second file of "two", with 5 chunks of use
   const auto base = open("two").value();
   ASSERT_EQ(base->damage().size(), 1U);
-  EXPECT_EQ(base->usable_bytes(), 3 * kChunk);
+  EXPECT_EQ(base->usable_bytes(), 3 * kTestChunk);
 }
 
 TEST_F(ContentBaseTest, IndexAndManifestHaveToBeSound) {
-  Memory content(4 * kChunk);
+  Memory content(4 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   EXPECT_EQ(open("none").error().code, ErrorCode::kImageIncomplete);
@@ -385,22 +386,22 @@ TEST_F(ContentBaseTest, IndexAndManifestHaveToBeSound) {
   flip("one/manifest.json", 100);
   EXPECT_EQ(open("one").error().code, ErrorCode::kImageCorrupt);
   flip("one/manifest.json", 100);
-  std::filesystem::resize_file(dir_ / "one/gpu/data-00", kChunk);
+  std::filesystem::resize_file(dir_ / "one/gpu/data-00", kTestChunk);
   EXPECT_EQ(open("one").error().code, ErrorCode::kImageCorrupt);
   interrupt_.request(SIGINT);
-  std::filesystem::resize_file(dir_ / "one/gpu/data-00", 4 * kChunk);
+  std::filesystem::resize_file(dir_ / "one/gpu/data-00", 4 * kTestChunk);
   EXPECT_EQ(open("one").error().code, ErrorCode::kInterrupted);
 }
 
 TEST_F(ContentBaseTest, WhatOthersMayWriteToIsNotLinkedTo) {
-  Memory content(4 * kChunk);
+  Memory content(4 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   ::chmod((dir_ / "one/gpu/data-00").c_str(), 0620);
   const auto made = make("two", content.bytes(), open("one").value());
   ASSERT_TRUE(made.without_base);
   EXPECT_EQ(made.without_base->code, ErrorCode::kNotPermitted);
-  EXPECT_EQ(made.summary.written_bytes, 4 * kChunk);
+  EXPECT_EQ(made.summary.written_bytes, 4 * kTestChunk);
   expect_holds("two", content.bytes());
   if (::geteuid() != 0) return;
   ::chmod((dir_ / "one/gpu/data-00").c_str(), 0600);
@@ -409,7 +410,7 @@ TEST_F(ContentBaseTest, WhatOthersMayWriteToIsNotLinkedTo) {
 }
 
 TEST_F(ContentBaseTest, WhatHasTakenTheNameOfADataFileIsNotReused) {
-  Memory content(4 * kChunk);
+  Memory content(4 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   const auto base = open("one").value();
@@ -436,21 +437,21 @@ TEST_F(ContentBaseTest, OnAnotherFileSystemAllIsWritten) {
   std::filesystem::create_directory(dir_ / "disk");
   if (::mount("tmpfs", (dir_ / "disk").c_str(), "tmpfs", 0, "size=8m") != 0)
     GTEST_SKIP() << "no tmpfs can be mounted here";
-  Memory content(4 * kChunk);
+  Memory content(4 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   const auto made = make("disk/two", content.bytes(), open("one").value());
   ASSERT_TRUE(made.without_base);
   EXPECT_THAT(made.without_base->message,
               AllOf(HasSubstr("cannot make a hard link to"), HasSubstr("one/gpu/data-00")));
-  EXPECT_EQ(made.summary.written_bytes, 4 * kChunk);
+  EXPECT_EQ(made.summary.written_bytes, 4 * kTestChunk);
   expect_holds("disk/two", content.bytes());
   EXPECT_EQ(::umount((dir_ / "disk").c_str()), 0);
 }
 
 // The base may go as soon as the writer is there.
 TEST_F(ContentBaseTest, TheBaseMayBeRemovedMeanwhile) {
-  Memory content(4 * kChunk);
+  Memory content(4 * kTestChunk);
   fill_random(content.bytes(), 1);
   make("one", content.bytes());
   std::filesystem::create_directory(dir_ / "two");
@@ -470,7 +471,7 @@ TEST_F(ContentBaseTest, EveryStepCanFail) {
 #ifndef STASIS_FAULT_POINTS
   GTEST_SKIP() << "built without fault points";
 #endif
-  Memory content(4 * kChunk);
+  Memory content(4 * kTestChunk);
   fill_random(content.bytes(), 1);
   if (std::getenv("STASIS_FAULT") == nullptr) {
     make("one", content.bytes());
@@ -494,7 +495,7 @@ TEST_F(ContentBaseTest, EveryStepCanFail) {
     return;
   }
   const auto base =
-      ContentBase::open(std::getenv("STASIS_TEST_BASE"), progress_, interrupt_, kChunk);
+      ContentBase::open(std::getenv("STASIS_TEST_BASE"), progress_, interrupt_, kTestChunk);
   ASSERT_TRUE(base) << base.error().to_string();
   fill_random(content.chunk(1), 2);
   const auto all = [&]() -> Result<ContentSummary> {
@@ -503,7 +504,7 @@ TEST_F(ContentBaseTest, EveryStepCanFail) {
     auto wrote = writer->add_stream(Pid{7}, content.bytes().size(), {});
     BlockDigest first = xxh3(content.chunk(0));
     if (wrote) wrote = writer->take(0, 0, std::as_writable_bytes(std::span(first)));
-    if (wrote) wrote = writer->write(0, kChunk, content.bytes().subspan(kChunk));
+    if (wrote) wrote = writer->write(0, kTestChunk, content.bytes().subspan(kTestChunk));
     if (!wrote) return fail(wrote.error());
     return writer->finish(progress_, interrupt_);
   };

@@ -39,7 +39,7 @@ Shared* shared = nullptr;
 
 void sleep_for(milliseconds time) { std::this_thread::sleep_for(time); }
 
-bool wait_for(const std::function<bool()>& condition) {
+bool comes_true(const std::function<bool()>& condition) {
   const auto start = std::chrono::steady_clock::now();
   while (!condition()) {
     if (std::chrono::steady_clock::now() - start > seconds(60)) return false;
@@ -81,7 +81,7 @@ class AwakeThreadTest : public testing::Test {
   void SetUp() override {
     shared->worker = 0;
     child_ = std::make_unique<fakes::Child>(count_for_ever);
-    ASSERT_TRUE(wait_for([] { return shared->worker != 0; }));
+    ASSERT_TRUE(comes_true([] { return shared->worker != 0; }));
   }
   // A traced thread that has ended stays until its tracer has seen it, and its process with it.
   void TearDown() override {
@@ -109,7 +109,7 @@ class AwakeThreadTest : public testing::Test {
     }
   }
   static bool goes_on(const std::atomic<std::uint64_t>& counter) {
-    return wait_for([&, before = counter.load()] { return counter != before; });
+    return comes_true([&, before = counter.load()] { return counter != before; });
   }
   static bool counts(const std::atomic<std::uint64_t>& counter) {
     const std::uint64_t before = counter;
@@ -163,7 +163,7 @@ TEST_F(AwakeThreadTest, GetsNoSignalOfTheProgramsMeanwhile) {
   ASSERT_TRUE(all.front().stop());
   for (const Tid thread : ProcFs().threads(pid()))
     ::ptrace(PTRACE_DETACH, thread.value, nullptr, nullptr);
-  EXPECT_TRUE(wait_for([] { return shared->signals == 2; }));
+  EXPECT_TRUE(comes_true([] { return shared->signals == 2; }));
 }
 
 TEST_F(AwakeThreadTest, IsLetGoOnWhenAStopSignalComes) {
@@ -194,14 +194,14 @@ TEST_F(AwakeThreadTest, MayEndMeanwhile) {
   auto awake = AwakeThread::wake(pid(), worker());
   ASSERT_TRUE(awake);
   ::kill(pid().value, SIGKILL);
-  EXPECT_TRUE(wait_for([&] { return !awake->tend(); }));
+  EXPECT_TRUE(comes_true([&] { return !awake->tend(); }));
   EXPECT_TRUE(awake->stop());
 }
 
 TEST_F(AwakeThreadTest, OfAStoppedProcessItAloneRuns) {
   ::kill(pid().value, SIGSTOP);
   // On a busy machine the threads may take longer to come to the stop than they are waited for.
-  ASSERT_TRUE(wait_for([&] { return state(worker()) == 'T' && state(main_thread()) == 'T'; }));
+  ASSERT_TRUE(comes_true([&] { return state(worker()) == 'T' && state(main_thread()) == 'T'; }));
   {
     auto awake = AwakeThread::seize(pid(), worker());
     ASSERT_TRUE(awake) << awake.error().message;
@@ -211,7 +211,7 @@ TEST_F(AwakeThreadTest, OfAStoppedProcessItAloneRuns) {
     auto done = awake->stop();
     ASSERT_TRUE(done) << done.error().message;
   }
-  EXPECT_TRUE(wait_for([&] { return state(worker()) == 'T'; }));
+  EXPECT_TRUE(comes_true([&] { return state(worker()) == 'T'; }));
   EXPECT_EQ(mask(), bit(SIGHUP));
   EXPECT_EQ(ProcFs().thread_status(pid(), worker())->tracer, 0);
   ::kill(pid().value, SIGCONT);
@@ -234,13 +234,13 @@ TEST(RunBeside, ComesBackWhenTheTimeIsOver) {
   };
   const auto flags = std::make_shared<Flags>();
   const auto act = [flags] {
-    (void)wait_for([&] { return flags->may_end.load(); });
+    (void)comes_true([&] { return flags->may_end.load(); });
     flags->ended = true;
   };
   EXPECT_FALSE(run_beside(none, act, milliseconds(30)));
   EXPECT_FALSE(flags->ended);
   flags->may_end = true;
-  EXPECT_TRUE(wait_for([&] { return flags->ended.load(); }));
+  EXPECT_TRUE(comes_true([&] { return flags->ended.load(); }));
 }
 
 // A process that has another thread can enter no mount namespace and no user namespace.

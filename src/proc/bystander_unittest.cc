@@ -17,7 +17,7 @@
 namespace stasis::proc {
 namespace {
 
-Tid self() { return Tid{static_cast<int>(::syscall(SYS_gettid))}; }
+Tid this_thread() { return Tid{static_cast<int>(::syscall(SYS_gettid))}; }
 
 // 0: it may.
 int look_into(Pid pid) {
@@ -36,9 +36,9 @@ bool enter_domain() {
 
 TEST(Bystander, IsLookedIntoByAllButThoseInADomain) {
   const Pid pid{::getpid()};
-  const auto bystander = Bystander::for_thread(pid, self());
+  const auto bystander = Bystander::for_thread(pid, this_thread());
   if (!bystander) GTEST_SKIP() << "no Landlock, or a profile of a security module";
-  EXPECT_TRUE(bystander->suits(pid, self()));
+  EXPECT_TRUE(bystander->suits(pid, this_thread()));
   EXPECT_EQ(look_into(bystander->pid()), 0);
   const pid_t child = ::fork();
   if (child == 0) {

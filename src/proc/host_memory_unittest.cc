@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "base/fd.h"
+#include "base/units.h"
 #include "proc/procfs.h"
 #include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
@@ -24,7 +25,6 @@ namespace {
 
 using fakes::Child;
 using fakes::space_of;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMemory = 32U << 20;
 

@@ -427,21 +427,21 @@ TEST(IsShellJob, WhenTheSessionOrItsTerminalIsOfAnother) {
 
 // --- The real /proc, with processes of our own.
 
-class Child {
+class Forked {
  public:
   template <class Body>
-  explicit Child(Body body) : pid_(::fork()) {
+  explicit Forked(Body body) : pid_(::fork()) {
     if (pid_ == 0) {
       body();
       ::_exit(0);
     }
   }
-  ~Child() {
+  ~Forked() {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  Forked(const Forked&) = delete;
+  Forked& operator=(const Forked&) = delete;
   Pid pid() const { return Pid{pid_}; }
 
  private:
@@ -459,10 +459,10 @@ TEST(RealProc, ThisProcess) {
   ASSERT_TRUE(details);
   EXPECT_EQ(details->uid, ::geteuid());
   ASSERT_FALSE(details->argv.empty());
-  EXPECT_THAT(details->argv[0], HasSubstr("procfs_unittest"));
+  EXPECT_THAT(details->argv[0], HasSubstr("unittest"));
   EXPECT_TRUE(*ProcFs().maps_file(Pid{::getpid()}, "libc.so"));
   EXPECT_FALSE(*ProcFs().maps_file(Pid{::getpid()}, "libcuda.so"));
-  const Child child([] { ::pause(); });
+  const Forked child([] { ::pause(); });
   const std::vector<Pid> pids = {Pid{::getpid()}, child.pid()};
   for (const auto& one : ProcFs().maps_file_each(pids, "libc.so"))
     EXPECT_TRUE(*one);
@@ -493,7 +493,7 @@ TEST(RealProc, AtreeOfForks) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   // A child with two children, each of which says that it is there and sleeps until the child ends.
-  const Child child([&] {
+  const Forked child([&] {
     ::setsid();
     for (int i = 0; i < 2; ++i) {
       if (::fork() == 0) {
@@ -520,7 +520,7 @@ TEST(RealProc, AtreeOfForks) {
 }
 
 TEST(RealProc, Azombie) {
-  const Child child([] {});
+  const Forked child([] {});
   siginfo_t info{};
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child.pid().value), &info, WEXITED | WNOWAIT), 0);
   auto zombie = ProcFs().process(child.pid());
@@ -534,7 +534,7 @@ TEST(RealProc, Azombie) {
 TEST(RealProc, AKilledOneWhoseThreadsAreTracedHasEndedBeforeItsPidfdSaysSo) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
-  const Child child([&] {
+  const Forked child([&] {
     std::thread another([] { ::pause(); });
     (void)!::write(ends[1], "x", 1);
     ::pause();
@@ -571,7 +571,7 @@ TEST(MayTrace, AsksTheKernel) {
   EXPECT_TRUE(may_trace(Pid{::getpid()}));
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   // Another user's process is not his to trace.
-  const Child child([] { ::pause(); });
+  const Forked child([] { ::pause(); });
   const pid_t asker = ::fork();
   if (asker == 0) {
     const bool changed =

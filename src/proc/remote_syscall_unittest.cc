@@ -26,18 +26,18 @@ namespace {
 
 using fakes::Child;
 
-struct Shared {
+struct Calls {
   std::atomic<std::uint64_t> rounds;
   std::atomic<std::uint64_t> signals;
   std::atomic<bool> broken;
 };
-Shared* g_shared = nullptr;
+Calls* g_calls = nullptr;
 
 // Has a value of its own in every register that a program may use and in the flags, goes round with
 // them, and says so if one has changed.
 [[noreturn]] void go_round() {
   struct sigaction action {};
-  action.sa_handler = [](int) { ++g_shared->signals; };
+  action.sa_handler = [](int) { ++g_calls->signals; };
   ::sigaction(SIGUSR1, &action, nullptr);
   std::uint64_t good = 1;
   while (good != 0) {
@@ -62,9 +62,9 @@ Shared* g_shared = nullptr;
         : "rax", "rcx", "rdx", "rsi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc",
           "memory");
     good = kept[0];
-    ++g_shared->rounds;
+    ++g_calls->rounds;
   }
-  g_shared->broken = true;
+  g_calls->broken = true;
   for (;;)
     ::pause();
 }
@@ -73,15 +73,15 @@ class RemoteSyscallTest : public testing::Test {
  protected:
   void SetUp() override {
     void* memory =
-        ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        ::mmap(nullptr, sizeof(Calls), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
-    g_shared = shared_ = new (memory) Shared();
+    g_calls = shared_ = new (memory) Calls();
     target_.emplace(go_round);
     ASSERT_TRUE(goes_on());
   }
   void TearDown() override {
     target_.reset();
-    ::munmap(shared_, sizeof(Shared));
+    ::munmap(shared_, sizeof(Calls));
   }
 
   Pid pid() const { return target_->pid(); }
@@ -93,7 +93,7 @@ class RemoteSyscallTest : public testing::Test {
     return shared_->rounds >= before + 3 && !shared_->broken;
   }
 
-  Shared* shared_ = nullptr;
+  Calls* shared_ = nullptr;
   std::optional<Child> target_;
 };
 
