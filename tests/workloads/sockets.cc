@@ -1,246 +1,41 @@
-// Kind sockets: every option of sockets of every common kind that can be set to another value than
-// its default, and multicast groups. Nothing here knows which options the tool does: each number is
-// tried. A child without CUDA has some too.
-#include <arpa/inet.h>
-#include <net/if.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
+// Kind sockets: options of sockets and multicast groups, in a CUDA process and in a child without.
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdio>
-#include <cstring>
-#include <map>
-#include <optional>
-#include <set>
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "tests/workloads/gpu.h"
+#include "tests/workloads/socket_options.h"
 
 namespace stasis::workloads {
 namespace {
 
-struct Socket {
-  std::string name;
-  UniqueFd fd;
-  bool connected = false;
-};
-
-using PlaceInTree = std::pair<int, int>;  // level and number
-
-struct Levels {
-  int level;
-  int last;
-};
-// SOL_SOCKET, IP, IPV6, TCP, UDP, SOL_RAW, SOL_NETLINK, SOL_PACKET.
-constexpr std::array kLevels = {Levels{1, 90},   Levels{0, 60},  Levels{41, 85},  Levels{6, 50},
-                                Levels{17, 110}, Levels{255, 8}, Levels{270, 16}, Levels{263, 24}};
-
-// Reading it has an effect (SO_ERROR, TCP_SAVED_SYN, TCP_ZEROCOPY_RECEIVE), or it is a switch of an
-// operation (TCP_REPAIR and its queue, UDP_CORK, which CRIU refuses), or it is SO_RCVBUFFORCE's.
-const std::set<PlaceInTree> kLeftAlone = {{1, 4},  {6, 28}, {6, 35}, {6, 19}, {6, 20},
-                                          {6, 21}, {6, 22}, {6, 29}, {17, 1}, {6, 31}};
-// The kernel changes them by itself while there is a connection: TCP_WINDOW_CLAMP, TCP_QUICKACK,
-// SO_INCOMING_CPU, TCP_MAXSEG.
-const std::set<PlaceInTree> kOfConnection = {{6, 10}, {6, 12}, {1, 49}, {6, 2}};
-
-std::optional<std::string> get(const Socket& socket, PlaceInTree place) {
-  std::array<char, 256> buffer{};
-  socklen_t size = buffer.size();
-  if (::getsockopt(socket.fd.get(), place.first, place.second, buffer.data(), &size) != 0)
-    return std::nullopt;
-  return std::string(buffer.data(), size);
+std::vector<std::string> lines_of(const SocketOptions& sockets) {
+  std::vector<std::string> all = sockets.groups();
+  for (std::size_t i = 0; i < sockets.names().size(); ++i)
+    for (std::string& line : sockets.options_of(i))
+      all.push_back(std::move(line));
+  return all;
 }
 
-std::string bytes(const void* data, std::size_t size) {
-  return {static_cast<const char*>(data), size};
+// True if all are as they were. Prints those that are not, or all.
+bool verify(const SocketOptions& sockets, bool print) {
+  bool all = true;
+  for (const std::string& line : lines_of(sockets)) {
+    const bool kept = line.ends_with("kept");
+    all = all && kept;
+    if (print || !kept) std::printf("%s\n", line.c_str());
+  }
+  std::fflush(stdout);
+  return all;
 }
-
-// Values that may be another one than `now`.
-std::vector<std::string> other_values(PlaceInTree place, const std::string& now) {
-  std::vector<std::string> out;
-  if (place == PlaceInTree{6, 13}) return {"reno", "cubic"};  // TCP_CONGESTION
-  if (now.size() == sizeof(int)) {
-    int value = 0;
-    std::memcpy(&value, now.data(), sizeof value);
-    for (const int other : {value == 0 ? 1 : 0, value + 1, 2, 3, 7, 100, 4000, 64000, -1})
-      if (other != value) out.push_back(bytes(&other, sizeof other));
-  } else if (place == PlaceInTree{1, 13}) {
-    const linger other{1, 9};
-    out.push_back(bytes(&other, sizeof other));
-  } else if (now.size() == sizeof(std::uint64_t)) {
-    for (const std::uint64_t other : {std::uint64_t{0x10}, std::uint64_t{123456}})
-      out.push_back(bytes(&other, sizeof other));
-  } else if (now.size() == sizeof(timeval)) {
-    const timeval other{5, 0};
-    out.push_back(bytes(&other, sizeof other));
-  }
-  return out;
-}
-
-class Sockets {
- public:
-  explicit Sockets(const Run& run) : run_(run) {
-    add("udp4", AF_INET, SOCK_DGRAM);
-    add("udp6", AF_INET6, SOCK_DGRAM);
-    add("tcp4", AF_INET, SOCK_STREAM);
-    add("tcp6", AF_INET6, SOCK_STREAM);
-    add("raw4", AF_INET, SOCK_RAW, 253);
-    add("raw6", AF_INET6, SOCK_RAW, 253);
-    add("unix-datagram", AF_UNIX, SOCK_DGRAM);
-    add("unix-stream", AF_UNIX, SOCK_STREAM);
-    add("netlink", AF_NETLINK, SOCK_RAW);
-    add("packet", AF_PACKET, SOCK_RAW);
-    add_listener();
-    for (const Socket& socket : sockets_)
-      change(socket);
-    // Some have more than one name, and so the last word.
-    for (auto& [key, value] : set_)
-      value = *get(sockets_[std::get<0>(key)], {std::get<1>(key), std::get<2>(key)});
-    join();
-  }
-
-  // A line each; true if all are as they were.
-  bool verify(bool print) const {
-    bool all = true;
-    for (const auto& [key, value] : set_) {
-      const Socket& socket = sockets_[std::get<0>(key)];
-      const bool kept = get(socket, {std::get<1>(key), std::get<2>(key)}) == value;
-      all = all && kept;
-      if (print || !kept)
-        std::printf("%s: option %d of level %d: %s\n", socket.name.c_str(), std::get<2>(key),
-                    std::get<1>(key), kept ? "kept" : "lost");
-    }
-    for (std::size_t i = 0; i < groups_.size(); ++i) {
-      const bool kept = filter(groups_[i]) == filters_[i];
-      all = all && kept;
-      if (print || !kept)
-        std::printf("%s: multicast group %s: %s\n", sockets_[groups_[i].socket].name.c_str(),
-                    groups_[i].address, kept ? "kept" : "lost");
-    }
-    std::fflush(stdout);
-    return all;
-  }
-  std::size_t count() const { return set_.size() + groups_.size(); }
-
- private:
-  struct Group {
-    std::size_t socket;
-    const char* address;
-  };
-
-  void add(const std::string& name, int domain, int type, int protocol = 0) {
-    UniqueFd fd(::socket(domain, type | SOCK_CLOEXEC, protocol));
-    if (fd.valid()) sockets_.push_back({name, std::move(fd)});
-  }
-
-  void add_listener() {
-    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in loopback{};
-    loopback.sin_family = AF_INET;
-    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback) != 0 ||
-        ::listen(fd.get(), 1) != 0)
-      run_.mismatch("cannot listen");
-    sockets_.push_back({"tcp-listener", std::move(fd)});
-  }
-
-  void change(const Socket& socket) {
-    const auto index = static_cast<std::size_t>(&socket - sockets_.data());
-    for (const Levels& levels : kLevels) {
-      for (int name = 0; name <= levels.last; ++name) {
-        const PlaceInTree place{levels.level, name};
-        if (kLeftAlone.contains(place) || (socket.connected && kOfConnection.contains(place)))
-          continue;
-        const auto now = get(socket, place);
-        if (!now) continue;
-        for (const std::string& other : other_values(place, *now)) {
-          if (::setsockopt(socket.fd.get(), place.first, place.second, other.data(),
-                           static_cast<socklen_t>(other.size())) != 0)
-            continue;
-          const auto then = get(socket, place);
-          if (!then || *then == *now) continue;
-          set_[{index, place.first, place.second}] = *then;
-          break;
-        }
-      }
-    }
-  }
-
-  static sockaddr_storage address(const char* text) {
-    sockaddr_storage out{};
-    auto* four = reinterpret_cast<sockaddr_in*>(&out);
-    auto* six = reinterpret_cast<sockaddr_in6*>(&out);
-    out.ss_family = AF_INET;
-    if (::inet_pton(AF_INET, text, &four->sin_addr) == 1) return out;
-    out.ss_family = AF_INET6;
-    ::inet_pton(AF_INET6, text, &six->sin6_addr);
-    return out;
-  }
-
-  static int level(const char* group) {
-    return std::strchr(group, ':') == nullptr ? IPPROTO_IP : IPPROTO_IPV6;
-  }
-
-  // Mode and sources; empty if the socket is no member.
-  std::string filter(const Group& group) const {
-    constexpr std::uint32_t kRoom = 8;
-    alignas(group_filter) std::array<char, GROUP_FILTER_SIZE(kRoom)> buffer{};
-    auto* head = reinterpret_cast<group_filter*>(buffer.data());
-    head->gf_interface = ::if_nametoindex("lo");
-    head->gf_group = address(group.address);
-    head->gf_numsrc = kRoom;
-    socklen_t size = buffer.size();
-    if (::getsockopt(sockets_[group.socket].fd.get(), level(group.address), MCAST_MSFILTER,
-                     buffer.data(), &size) != 0)
-      return {};
-    return std::to_string(head->gf_fmode) + " " + std::to_string(head->gf_numsrc) +
-           bytes(buffer.data() + offsetof(group_filter, gf_slist),
-                 head->gf_numsrc * sizeof(sockaddr_storage));
-  }
-
-  void join() {
-    const unsigned lo = ::if_nametoindex("lo");
-    const auto all = [&](std::size_t socket, const char* group) {
-      const group_req request{lo, address(group)};
-      ::setsockopt(sockets_[socket].fd.get(), level(group), MCAST_JOIN_GROUP, &request,
-                   sizeof request);
-      groups_.push_back({socket, group});
-    };
-    const auto source = [&](int what, std::size_t socket, const char* group, const char* from) {
-      const group_source_req request{lo, address(group), address(from)};
-      ::setsockopt(sockets_[socket].fd.get(), level(group), what, &request, sizeof request);
-    };
-    all(0, "224.1.1.1");
-    all(0, "224.1.1.2");
-    source(MCAST_BLOCK_SOURCE, 0, "224.1.1.2", "127.0.0.9");
-    source(MCAST_JOIN_SOURCE_GROUP, 0, "232.1.1.3", "127.0.0.1");
-    source(MCAST_JOIN_SOURCE_GROUP, 0, "232.1.1.3", "127.0.0.2");
-    groups_.push_back({0, "232.1.1.3"});
-    all(1, "ff02::1234");
-    all(1, "224.1.1.1");
-    for (const Group& group : groups_) {
-      filters_.push_back(filter(group));
-      if (filters_.back().empty()) run_.mismatch(std::string("cannot join ") + group.address);
-    }
-  }
-
-  const Run& run_;
-  std::vector<Socket> sockets_;
-  std::map<std::tuple<std::size_t, int, int>, std::string> set_;
-  std::vector<Group> groups_;
-  std::vector<std::string> filters_;
-};
 
 // Answers each byte with whether all is as it was, until there are no more.
-void serve(const Sockets& sockets, int requests, int answers) {
+void serve(const SocketOptions& sockets, int requests, int answers) {
   char byte = 0;
   while (::read(requests, &byte, 1) == 1) {
-    byte = sockets.verify(false) ? 'y' : 'n';
+    byte = verify(sockets, false) ? 'y' : 'n';
     if (::write(answers, &byte, 1) != 1) return;
   }
 }
@@ -255,22 +50,22 @@ void run_sockets(Run& run) {
   if (child == 0) {
     ::close(requests[1]);
     ::close(answers[0]);
-    serve(Sockets(run), requests[0], answers[1]);
+    serve(SocketOptions(), requests[0], answers[1]);
     ::_exit(0);
   }
   ::close(requests[0]);
   ::close(answers[1]);
-  const Sockets sockets(run);
+  const SocketOptions sockets;
   [[maybe_unused]] const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
   while (run.next()) {
-    if (!sockets.verify(false)) run.mismatch("sockets have changed");
+    if (!verify(sockets, false)) run.mismatch("sockets have changed");
     char answer = 0;
     if (::write(requests[1], "?", 1) != 1 || ::read(answers[0], &answer, 1) != 1 || answer != 'y')
       run.mismatch("the child's sockets have changed");
     run.finish();
   }
-  sockets.verify(true);
-  std::printf("%zu values of sockets verified\n", sockets.count());
+  verify(sockets, true);
+  std::printf("%zu values of sockets verified\n", lines_of(sockets).size());
   ::close(requests[1]);
   ::waitpid(child, nullptr, 0);
 }

@@ -3,7 +3,7 @@
 //
 // One file per subject (state_NAME.cc), each with a function add_NAME(Probe&) that is called in
 // kSubjects of state.cc. A subject adds items; an item sets itself and says later what it is.
-// To add one (socket options: state_sockets.cc), write such a function.
+// To add one, write such a function.
 //
 // A Probe is used by the process's main thread.
 #pragma once
@@ -87,5 +87,6 @@ void add_signals(Probe& probe);
 void add_calls(Probe& probe);
 void add_attributes(Probe& probe);
 void add_memory(Probe& probe);
+void add_sockets(Probe& probe);
 
 }  // namespace stasis::workloads
