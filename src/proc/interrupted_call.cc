@@ -103,6 +103,7 @@ bool returns_eintr_after_stop(std::uint64_t number) {
     case SYS_sendmmsg:
     case SYS_accept:
     case SYS_accept4:
+    case SYS_connect:
 #ifdef SYS_io_uring_enter
     case SYS_io_uring_enter:
 #endif
