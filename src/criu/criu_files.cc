@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -397,6 +398,54 @@ Result<void> put_listeners_first(const UniqueFd& criu_dir) {
   });
   if (!whole || !is_needed) return {};
   return replace_files_image(criu_dir, image.substr(0, 8) + listeners + others);
+}
+
+namespace {
+
+// images/fdinfo.proto, and those of its entries, CRIU 4.2: where in an entry of files.img a
+// fown_entry is; 0: such an entry has none.
+std::uint32_t owner_field(std::uint32_t kind) {
+  constexpr std::array<std::uint32_t, 23> kFields = {0, 0, 0, 5, 13, 0, 0, 11, 3, 3, 3, 0,
+                                                     3, 4, 3, 5, 9,  0, 4, 4,  4, 4, 5};
+  return kind < kFields.size() ? kFields[kind] : 0;
+}
+
+// fown_entry: without its number, if that is a thread's; else nothing.
+std::optional<std::string> without_thread(protozero::data_view owner) {
+  constexpr std::uint32_t kType = 4;
+  constexpr std::uint32_t kNumber = 5;
+  auto fields = numbers_of(protozero::pbf_reader(owner));
+  if (fields[kType] != F_OWNER_TID || fields[kNumber] == 0) return std::nullopt;
+  fields[kNumber] = 0;
+  std::string out;
+  protozero::pbf_writer writer(out);
+  for (const auto& [tag, value] : fields)
+    writer.add_uint64(tag, value);
+  return out;
+}
+
+}  // namespace
+
+Result<void> drop_owner_threads(const UniqueFd& criu_dir) {
+  const std::string image = read_criu_image(criu_dir, kFilesImage);
+  std::string out = image.substr(0, 8);
+  bool is_needed = false;
+  const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
+    append_message(out, copy_message(message, [&](std::uint32_t kind, protozero::data_view entry) {
+                     const std::uint32_t owner = owner_field(kind);
+                     return owner == 0 ? std::nullopt
+                                       : std::optional(copy_message(
+                                             protozero::pbf_reader(entry),
+                                             [&](std::uint32_t tag, protozero::data_view value) {
+                                               auto other = tag == owner ? without_thread(value)
+                                                                         : std::nullopt;
+                                               is_needed |= other.has_value();
+                                               return other;
+                                             }));
+                   }));
+  });
+  if (!whole || !is_needed) return {};
+  return replace_files_image(criu_dir, out);
 }
 
 std::optional<std::string> what_is_wrong(const NeededFile& file) {

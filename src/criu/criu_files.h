@@ -69,6 +69,11 @@ Result<void> rename_link_remaps(const UniqueFd& criu_dir,
 // and ends at "FATAL: Peer ... unresolved". A files.img that cannot be parsed stays as it is. kIo.
 Result<void> put_listeners_first(const UniqueFd& criu_dir);
 
+// Takes from files.img that a file signals a thread (F_OWNER_TID of F_SETOWN_EX): a restore by CRIU
+// 4.2.1 opens files before there are threads, and ends at "Can't setup ... file owner pid: No such
+// process". A files.img that cannot be parsed stays as it is. kIo.
+Result<void> drop_owner_threads(const UniqueFd& criu_dir);
+
 // What is wrong with the file on this machine: "is not there", "has 5 bytes, and had 6"; nothing if
 // all is well, or it cannot be looked at.
 std::optional<std::string> what_is_wrong(const NeededFile& file);

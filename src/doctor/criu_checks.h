@@ -98,6 +98,9 @@ void probe_procfs(Facts& facts, const Processes& processes, const Processes& all
 // criu_timers.cc
 void probe_timers(const Processes& processes, Signs& out);
 
+// criu_watches.cc
+void probe_folder_watches(const Processes& processes, Signs& out);
+
 // criu_semaphores.cc
 void probe_semaphores(Facts& facts, const Processes& processes, Signs& out);
 

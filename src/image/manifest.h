@@ -68,6 +68,18 @@ struct TimerRecord {
   bool operator==(const TimerRecord&) const = default;
 };
 
+// An open file that CRIU does not restore as it was.
+struct FileStateRecord {
+  int descriptor = -1;
+  bool exclusive = false;               // a terminal: TIOCEXCL
+  std::uint32_t poll_microseconds = 0;  // an epoll: EPIOCSPARAMS
+  std::uint32_t poll_budget = 0;
+  bool poll_prefer = false;
+  bool signals = false;            // O_ASYNC, which has to be set by the process
+  std::uint32_t owner_thread = 0;  // that it signals (F_OWNER_TID); 0: none
+  bool operator==(const FileStateRecord&) const = default;
+};
+
 // A unix socket that listens, with whose credentials of its own the process has to do it again:
 // those who connect see them (SO_PEERCRED).
 struct ListenerRecord {
@@ -91,6 +103,7 @@ struct KernelStateRecord {
   std::optional<std::uint32_t> core_dump_filter;
   std::vector<ThreadStateRecord> threads;  // the others have the defaults
   std::vector<TimerRecord> timers;
+  std::vector<FileStateRecord> files = {};
   OwnStateRecord own = {};
   int autogroup_nice = 0;  // of the session that it leads (sched(7))
   bool operator==(const KernelStateRecord&) const = default;

@@ -115,6 +115,17 @@ void fields(auto& io, Described<TimerRecord> auto& timer) {
   io("clock_at_dump", timer.clock_at_dump);
 }
 
+void fields(auto& io, Described<FileStateRecord> auto& file) {
+  constexpr std::uint64_t kMostBudget = 0xffff;
+  io("fd", file.descriptor);
+  io.optional("exclusive", file.exclusive);
+  io.optional("poll_microseconds", file.poll_microseconds);
+  io.optional("poll_budget", file.poll_budget, Within{0, kMostBudget});
+  io.optional("poll_prefer", file.poll_prefer);
+  io.optional("signals", file.signals);
+  io.optional("owner_thread", file.owner_thread);
+}
+
 void fields(auto& io, Described<ListenerRecord> auto& listener) {
   io("fd", listener.descriptor);
   io("backlog", listener.backlog);
@@ -143,6 +154,7 @@ void fields(auto& io, Described<KernelStateRecord> auto& state) {
   io.unless(kNiceOffset, "autogroup_nice", nice, Within{0, 2 * kNiceOffset});
   if constexpr (kReading) state.autogroup_nice = nice - kNiceOffset;
   io.optional("timers", state.timers, Items{0, kMaxTimers});
+  io.optional("files", state.files, Items{0, kMaxFileStates});
 }
 
 void fields(auto& io, Described<ProcessRecord> auto& process) {

@@ -310,10 +310,51 @@ Error because(ObstacleId id, Pid pid, const std::string& what, std::string remed
                   std::move(remedy)});
 }
 
-Result<void> set_own_state(Pid pid, const OwnStateRecord& state, std::vector<std::string>& lost) {
+bool is_set_within(const FileStateRecord& file) { return file.signals || file.owner_thread != 0; }
+
+bool has_own_state(const KernelStateRecord& state) {
+  return state.own != OwnStateRecord{} ||
+         std::any_of(state.files.begin(), state.files.end(), is_set_within);
+}
+
+// By the process: the kernel tells the number that the descriptor has where it was set, and signals
+// with the rights of the caller.
+void set_signalling(const SystemCall& make, const proc::AddressSpace& space,
+                    const KernelStateRecord& state, std::vector<std::string>& lost) {
+  const auto set = [&](const Ask& ask, const FileStateRecord& file, std::uint64_t room) {
+    const std::uint64_t descriptor = word(file.descriptor);
+    if (file.owner_thread != 0) {
+      const f_owner_ex owner{F_OWNER_TID, static_cast<pid_t>(file.owner_thread)};
+      if (!space.write(room, &owner, sizeof owner) ||
+          ask(SYS_fcntl, {descriptor, F_SETOWN_EX, room}) < 0) {
+        return false;
+      }
+    }
+    if (!file.signals) return true;
+    // CRIU opens a pipe with the flag, which the kernel shows then and does nothing for.
+    const std::int64_t flags = ask(SYS_fcntl, {descriptor, F_GETFL});
+    const std::uint64_t without = word(flags & ~std::int64_t{O_ASYNC});
+    return flags >= 0 && ask(SYS_fcntl, {descriptor, F_SETFL, without}) >= 0 &&
+           ask(SYS_fcntl, {descriptor, F_SETFL, without | O_ASYNC}) >= 0;
+  };
+  std::size_t failed = 0;
+  (void)with_page(make, [&](std::uint64_t at) {
+    const Ask ask = asker(make);
+    for (const FileStateRecord& file : state.files)
+      if (is_set_within(file) && !set(ask, file, at)) ++failed;
+  });
+  if (failed > 0)
+    lost.push_back(fmt::format("process {}: whom {} of its files signal (F_SETOWN_EX, O_ASYNC)",
+                               space.pid().value, failed));
+}
+
+Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<std::string>& lost) {
+  const OwnStateRecord& state = all.own;
+  STASIS_TRY_ASSIGN(auto space, proc::AddressSpace::open(pid));
   constexpr int kBits = 64;
   return call_from_thread(
-      pid, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) -> Result<void> {
+      space, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) -> Result<void> {
+        set_signalling(make, space, all, lost);
         for (std::uint64_t bit = 0; bit < kBits; ++bit) {
           if ((state.processor_state >> bit & 1) == 0) continue;
           const auto answer = make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit});
@@ -530,8 +571,8 @@ Result<std::vector<Pid>> set_asked_state(const std::vector<ProcessRecord>& proce
                                          std::vector<std::string>& lost) {
   std::vector<Pid> left;
   for (const ProcessRecord& process : processes) {
-    if (!process.kernel_state || process.kernel_state->own == OwnStateRecord{}) continue;
-    auto done = set_own_state(process.pid, process.kernel_state->own, lost);
+    if (!process.kernel_state || !has_own_state(*process.kernel_state)) continue;
+    auto done = set_own_state(process.pid, *process.kernel_state, lost);
     if (done || done.error().code == ErrorCode::kProcessGone) continue;
     if (done.error().code != ErrorCode::kBusy) return fail(std::move(done.error()));
     left.push_back(process.pid);
@@ -544,7 +585,7 @@ Result<void> set_asked_state_of(const std::vector<Pid>& wanted,
                                 std::vector<std::string>& lost) {
   for (const ProcessRecord& process : processes) {
     if (std::find(wanted.begin(), wanted.end(), process.pid) == wanted.end()) continue;
-    auto done = set_own_state(process.pid, process.kernel_state->own, lost);
+    auto done = set_own_state(process.pid, *process.kernel_state, lost);
     if (!done && done.error().code != ErrorCode::kProcessGone) return done;
   }
   return {};

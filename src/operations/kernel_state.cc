@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "criu/criu_core.h"
 #include "image/manifest_format.h"
+#include "proc/file_state.h"
 #include "proc/parking.h"
 #include "proc/procfs.h"
 #include "proc/thread_state.h"
@@ -89,6 +90,26 @@ std::vector<TimerRecord> read_timers(Pid pid) {
                        in_microseconds(now)});
   }
   return records;
+}
+
+std::vector<FileStateRecord> read_files(Pid pid) {
+  std::vector<FileStateRecord> records;
+  for (const proc::FileState& file : proc::file_states(pid)) {
+    if (records.size() == manifest_format::kMaxFileStates) break;
+    records.push_back({file.descriptor, file.exclusive, file.polling.microseconds,
+                       file.polling.budget, file.polling.prefer, file.signals,
+                       static_cast<std::uint32_t>(file.owner_thread.value)});
+  }
+  return records;
+}
+
+Result<void> set_file(Pid pid, const Pidfd& process, const FileStateRecord& record) {
+  proc::FileState state;
+  state.descriptor = record.descriptor;
+  state.exclusive = record.exclusive;
+  state.polling = {record.poll_microseconds, static_cast<std::uint16_t>(record.poll_budget),
+                   record.poll_prefer};
+  return proc::set_file_state(pid, process, state);
 }
 
 Result<void> set_timer(Pid pid, const Pidfd& process, const TimerRecord& record) {
@@ -255,6 +276,7 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
         state.threads.push_back(std::move(record));
     }
     state.timers = read_timers(process.pid);
+    state.files = read_files(process.pid);
     process.kernel_state = std::move(state);
   });
 }
@@ -301,6 +323,10 @@ void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& w
     for (const TimerRecord& timer : process.kernel_state->timers) {
       if (auto done = set_timer(process.pid, *pidfd, timer); !done)
         warnings.add("when a timerfd expires", done.error());
+    }
+    for (const FileStateRecord& file : process.kernel_state->files) {
+      if (auto done = set_file(process.pid, *pidfd, file); !done)
+        warnings.add("how an open file is set", done.error());
     }
   }
 }

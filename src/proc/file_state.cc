@@ -1,0 +1,112 @@
+#include "proc/file_state.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <termios.h>
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include "proc/descriptors.h"
+#include "proc/procfs.h"
+#include "proc/served_files.h"
+
+namespace stasis::proc {
+namespace {
+
+// linux/eventpoll.h, since Linux 6.9
+struct PollParameters {
+  std::uint32_t microseconds = 0;
+  std::uint16_t budget = 0;
+  std::uint8_t prefer = 0;
+  std::uint8_t padding = 0;
+};
+constexpr unsigned long kSetParameters = _IOW(0x8A, 0x01, PollParameters);
+constexpr unsigned long kGetParameters = _IOR(0x8A, 0x02, PollParameters);
+
+constexpr const char* kEpoll = "anon_inode:[eventpoll]";
+
+// admin-guide/devices.txt of the kernel: consoles and serial lines, /dev/tty and /dev/ptmx, slaves.
+bool is_terminal(const struct stat& status) {
+  const unsigned first = major(status.st_rdev);
+  return S_ISCHR(status.st_mode) && (first == 4 || first == 5 || (first >= 136 && first <= 143));
+}
+
+// Which files the kernel signals of. Others' copies may not be made: closing one can wait.
+bool may_signal(Pid pid, const OpenFile& file) {
+  if (file.path.starts_with("pipe:[") || file.path.starts_with("socket:[")) return true;
+  if (!file.path.starts_with('/')) return false;
+  const auto status = known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+  return status && (S_ISFIFO(status->st_mode) || is_terminal(*status));
+}
+
+Tid owner_thread(const UniqueFd& copy) {
+  f_owner_ex owner{};
+  const bool is_thread =
+      ::fcntl(copy.get(), F_GETOWN_EX, &owner) == 0 && owner.type == F_OWNER_TID && owner.pid > 0;
+  return Tid{is_thread ? owner.pid : 0};
+}
+
+}  // namespace
+
+std::vector<FileState> file_states(Pid pid) {
+  std::vector<FileState> out;
+  const auto files = ProcFs().open_files(pid);
+  const auto process = Pidfd::open(pid);
+  if (!files || !process) return out;
+  for (const OpenFile& file : *files) {
+    const bool is_epoll = file.path == kEpoll;
+    if (!is_epoll && !may_signal(pid, file)) continue;
+    const auto copy = take_descriptor(pid, *process, file.descriptor);
+    if (!copy) continue;
+    FileState state;
+    PollParameters polling;
+    int exclusive = 0;
+    if (is_epoll && ::ioctl(copy->get(), kGetParameters, &polling) == 0) {
+      state.polling = {polling.microseconds, polling.budget, polling.prefer != 0};
+    } else if (file.path.starts_with('/') && ::ioctl(copy->get(), TIOCGEXCL, &exclusive) == 0) {
+      state.exclusive = exclusive != 0;
+    }
+    const int flags = ::fcntl(copy->get(), F_GETFL);
+    state.signals = flags >= 0 && (flags & O_ASYNC) != 0;
+    state.owner_thread = owner_thread(*copy);
+    if (state == FileState{}) continue;
+    state.descriptor = file.descriptor;
+    out.push_back(state);
+  }
+  return out;
+}
+
+std::vector<int> watched_folders(Pid pid) {
+  std::vector<int> out;
+  const auto files = ProcFs().open_files(pid);
+  const auto process = Pidfd::open(pid);
+  if (!files || !process) return out;
+  for (const OpenFile& file : *files) {
+    if (!file.path.starts_with('/')) continue;
+    const auto status = known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+    if (!status || !S_ISDIR(status->st_mode)) continue;
+    const auto copy = take_descriptor(pid, *process, file.descriptor);
+    f_owner_ex owner{};
+    if (copy && ::fcntl(copy->get(), F_GETOWN_EX, &owner) == 0 && owner.pid != 0)
+      out.push_back(file.descriptor);
+  }
+  return out;
+}
+
+Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state) {
+  if (!state.exclusive && state.polling == EpollPolling{}) return {};
+  STASIS_TRY_ASSIGN(auto copy, take_descriptor(pid, process, state.descriptor));
+  const PollParameters polling{state.polling.microseconds, state.polling.budget,
+                               static_cast<std::uint8_t>(state.polling.prefer ? 1 : 0), 0};
+  const bool done = state.exclusive ? ::ioctl(copy.get(), TIOCEXCL) == 0
+                                    : ::ioctl(copy.get(), kSetParameters, &polling) == 0;
+  if (done) return {};
+  return fail(errno_error(
+      fmt::format("cannot set descriptor {} of process {}", state.descriptor, pid.value), errno));
+}
+
+}  // namespace stasis::proc

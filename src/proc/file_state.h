@@ -1,0 +1,44 @@
+// What an open file is set to and CRIU 4.2.1 does not restore: a terminal's exclusive mode, how an
+// epoll polls network devices, and whom a file signals.
+//
+// Stateless; thread-safe. The files are looked at through copies of the descriptors (pidfd_getfd).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/ids.h"
+#include "base/result.h"
+
+namespace stasis::proc {
+
+// Of an epoll, as EPIOCSPARAMS has it.
+struct EpollPolling {
+  std::uint32_t microseconds = 0;
+  std::uint16_t budget = 0;
+  bool prefer = false;
+  bool operator==(const EpollPolling&) const = default;
+};
+
+struct FileState {
+  int descriptor = -1;
+  bool exclusive = false;  // TIOCEXCL
+  EpollPolling polling;
+  bool signals = false;  // O_ASYNC
+  Tid owner_thread;      // F_OWNER_TID of F_SETOWN_EX; 0: no thread
+  bool operator==(const FileState&) const = default;
+};
+
+// Of the process's pipes, sockets, terminals and epolls that have any of it; what cannot be read is
+// left out.
+std::vector<FileState> file_states(Pid pid);
+
+// The descriptors of folders that the process watches by F_NOTIFY: the kernel tells that they have
+// an owner to signal, and not what of.
+std::vector<int> watched_folders(Pid pid);
+
+// Sets the first two through a copy of the descriptor. kIo if the kernel refuses.
+Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state);
+
+}  // namespace stasis::proc
