@@ -7,14 +7,22 @@ load stasis_lib
 load stasis_jobs_lib
 
 setup() { setup_stasis; }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  local kind id
+  cat "$BATS_TEST_TMPDIR"/*-file 2>/dev/null | while read -r kind id; do ipcrm "$kind" "$id" 2>/dev/null || true; done
+}
 
+# start_probe [OPTION...]
 start_probe() {
   report=$BATS_TEST_TMPDIR/report
-  start_target state --report "$report"
+  start_target state --report "$report" --locks "$@"
   mapfile -t CHILDREN < <(children_of "$TARGET")
   at_end_kill "$TARGET" "${CHILDREN[@]}"
 }
+
+# Those that a dump says it loses.
+known='at a time of day$|mbind|F_NOTIFY|PR_SET_TSC|PR_SET_SYSCALL_USER_DISPATCH'
 
 # ask NAME: what each has become of goes to $report.NAME.cuda and $report.NAME.plain.
 ask() {
@@ -30,14 +38,15 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
 
 @test "docs/what-survives.md says what a suspend and a dump keep" {
   need_root "CRIU"
-  start_probe
+  start_probe --signal-threads
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   ask suspend
   # What is known to be lost is said before.
   capture stasis doctor "$TARGET" --no-trial --json
   assert_contains "$out" '"posix-timer"'
-  dump_it
+  assert_contains "$out" '"dnotify"'
+  dump_it --file-locks
   assert_contains "$err" "timers by the clock of the day"
   assert_contains "$err" "personality, NUMA policy and machine check policy"
   # Deadlines by the clock of the day are missed by so much where they move.
@@ -54,9 +63,9 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
 
 @test "a program that was suspended is dumped, restored and resumed, and keeps as much" {
   need_root "CRIU"
-  start_probe
+  start_probe --signal-threads
   done_by suspend "$TARGET"
-  dump_it
+  dump_it --file-locks
   # Attached: the program's parent lives as long as it does, and so sends no signal either.
   stasis restore --images-dir "$image" >"$BATS_TEST_TMPDIR/attached" 2>&1 3>&- &
   at_end_kill $!
@@ -65,7 +74,7 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   ask dump
   local which
   for which in cuda plain; do
-    assert_equal "$(lost_of "$report.dump.$which" | grep -v 'at a time of day$' | grep -v 'mbind')" "" "lost ($which)"
+    assert_equal "$(lost_of "$report.dump.$which" | grep -vE "$known")" "" "lost ($which)"
   done
 }
 
@@ -75,9 +84,9 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   local criu which
   criu=$(real_criu)
   mkdir "$image"
-  "$criu" dump -D "$image" -t "$TARGET" -j --libdir "$STASIS_BUILD/lib/stasis/criu" -o dump.log -v4
+  "$criu" dump -D "$image" -t "$TARGET" -j --file-locks --libdir "$STASIS_BUILD/lib/stasis/criu" -o dump.log -v4
   wait_until 60 number_is_free
-  "$criu" restore -D "$image" -j -d --libdir "$STASIS_BUILD/lib/stasis/criu" -o restore.log -v4
+  "$criu" restore -D "$image" -j -d --file-locks --libdir "$STASIS_BUILD/lib/stasis/criu" -o restore.log -v4
   ask plugin
   for which in cuda plain; do
     assert_equal "$(lost_of "$report.plugin.$which" "system calls that wait")" "" "lost ($which)"
@@ -87,7 +96,7 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
 @test "a job that goes on from an image keeps as much, and gets no signal of its parent's end" {
   setup_job
   report=$BATS_TEST_TMPDIR/report
-  job=(stasis-workload state --status "$TARGET_STATUS" --report "$report")
+  job=(stasis-workload state --signal-threads --status "$TARGET_STATUS" --report "$report")
   start_run
   job_is_up
   kill -TERM "$RUN"
@@ -97,7 +106,7 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   ask job
   local which
   for which in cuda plain; do
-    assert_equal "$(lost_of "$report.job.$which" | grep -v 'at a time of day$' | grep -v 'mbind')" "" "lost ($which)"
+    assert_equal "$(lost_of "$report.job.$which" | grep -vE "$known")" "" "lost ($which)"
   done
 }
 

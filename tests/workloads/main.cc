@@ -147,6 +147,9 @@ int main(int argc, char** argv) {
                "kind loader: a thread that starts short-lived workers all the time");
   app.add_option("--report", options.report,
                  "kind state: asked by a file FILE.ask, it answers in FILE.cuda and FILE.plain");
+  app.add_flag("--locks", options.locks, "kind state: locks and leases of files, too");
+  app.add_flag("--signal-threads", options.signal_threads,
+               "kind state: files that signal threads, too");
   app.add_option("--ipc-handle", options.ipc_handle)->group("");
   app.add_option("--meeting", options.meeting)->group("");
   app.add_flag("--talk", options.talk)->group("");

@@ -37,8 +37,10 @@ struct Options {
   std::uint32_t children = 2;
   std::uint32_t copies = 1;  // kind torture: allocations with the same content
   std::string child_kind = "memory";
-  std::string report;       // kind state: where it answers
-  std::string ipc_handle;   // hexadecimal; set by the parent of kind ipc for its child
+  std::string report;           // kind state: where it answers
+  bool locks = false;           // kind state: locks of files, too
+  bool signal_threads = false;  // kind state: files that signal threads, too
+  std::string ipc_handle;       // hexadecimal; set by the parent of kind ipc for its child
   std::string meeting;      // meeting.h; set by the parent of kind collective for its ranks, as are
   std::uint32_t rank = 0;   // its number, and
   std::uint32_t ranks = 1;  // how many there are

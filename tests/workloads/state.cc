@@ -19,8 +19,9 @@ namespace {
 
 using Subject = void (*)(Probe&);
 // Those that set what others would inherit come last.
-constexpr Subject kSubjects[] = {add_signals, add_timers,     add_calls,
-                                 add_memory,  add_scheduling, add_attributes};
+constexpr Subject kSubjects[] = {add_signals,    add_timers,      add_calls,
+                                 add_queues,     add_memory,      add_threads,
+                                 add_scheduling, add_descriptors, add_attributes};
 
 void answer_to(Run& run, Probe& probe, const std::string& name) {
   const std::string& file = run.options().report;
@@ -42,11 +43,12 @@ void run_state(Run& run) {
   if (run.options().report.empty()) programs::die(2, "kind state needs --report");
   // Before there is another thread: whoever takes one of them ends the process.
   block_signals_that_wait();
+  if (run.options().locks) hold_lock_for_child(run.options().report);
   int ready[2] = {-1, -1};
   if (pipe2(ready, O_CLOEXEC) != 0) programs::die(1, because("pipe2"));
   const int child = fork();
   if (child == 0) {
-    Probe probe(true);
+    Probe probe(true, run.options());
     set_all(probe);
     (void)!write(ready[1], "", 1);
     const int parent = getppid();
@@ -57,7 +59,7 @@ void run_state(Run& run) {
     _exit(0);
   }
   [[maybe_unused]] const Gpu gpu = Gpu::primary(initialised_driver(run.options()), 0);
-  Probe probe(false);
+  Probe probe(false, run.options());
   set_all(probe);
   char byte = 0;
   if (read(ready[0], &byte, 1) != 1) programs::die(1, "the child has ended");

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -54,6 +55,39 @@ std::string status_lines(const char* names) {
   }
   for (char& c : text)
     if (c == '\t') c = ' ';
+  return text;
+}
+
+// Large enough that none is in the way.
+rlim_t wanted_limit(int which, rlim_t most) {
+  constexpr rlim_t kTebibyte = 1ULL << 40;
+  const rlim_t value = which == RLIMIT_CORE     ? 4096
+                       : which == RLIMIT_NOFILE ? 4000
+                       : which == RLIMIT_CPU || which == RLIMIT_NPROC || which == RLIMIT_SIGPENDING
+                           ? 1'000'000
+                       : which == RLIMIT_AS ? 100 * kTebibyte
+                                            : kTebibyte + 4096;
+  return std::min(value, most == RLIM_INFINITY || most == 0 ? most : most - 1);
+}
+// The soft ones of all.
+Problem set_limits() {
+  for (int which = 0; which < RLIM_NLIMITS; ++which) {
+    rlimit limit{};
+    getrlimit(static_cast<__rlimit_resource>(which), &limit);
+    limit.rlim_cur = wanted_limit(which, limit.rlim_max);
+    if (setrlimit(static_cast<__rlimit_resource>(which), &limit) != 0)
+      return because("limit " + std::to_string(which));
+  }
+  return std::nullopt;
+}
+std::string limits() {
+  std::string text;
+  for (int which = 0; which < RLIM_NLIMITS; ++which) {
+    rlimit limit{};
+    getrlimit(static_cast<__rlimit_resource>(which), &limit);
+    text += " " + std::to_string(which) + ": " + std::to_string(limit.rlim_cur) + "/" +
+            std::to_string(limit.rlim_max);
+  }
   return text;
 }
 
@@ -127,19 +161,7 @@ void add_attributes(Probe& probe) {
         return Problem();
       },
       [] { return status_lines("Umask"); });
-  probe.add(
-      kSubject, "limits (RLIMIT_CORE, soft)",
-      [] {
-        rlimit limit{};
-        getrlimit(RLIMIT_CORE, &limit);
-        limit.rlim_cur = limit.rlim_max < 4096 ? limit.rlim_max : 4096;
-        return answer(setrlimit(RLIMIT_CORE, &limit), "setrlimit");
-      },
-      [] {
-        rlimit limit{};
-        getrlimit(RLIMIT_CORE, &limit);
-        return std::to_string(limit.rlim_cur);
-      });
+  probe.add(kSubject, "limits (setrlimit)", set_limits, limits);
   probe.add_for_thread(
       kSubject, "name of a thread",
       [] { return answer(prctl(PR_SET_NAME, "state-worker"), "prctl"); },

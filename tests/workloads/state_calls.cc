@@ -13,8 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <ctime>
 
@@ -23,7 +21,6 @@
 namespace stasis::workloads {
 namespace {
 
-constexpr const char* kCallsSubject = "system calls that wait";
 constexpr timespec kLong{100000, 0};
 
 timespec later(clockid_t clock) {
@@ -57,39 +54,21 @@ long futex_wait(std::uint32_t& word, const timespec* limit) {
   return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, 0, limit, nullptr, 0);
 }
 
-// A thread that makes `call`, which does not come back as long as all is well. Without any signal:
-// those of the tool are for the others.
-void add_call(Probe& probe, const char* name, const std::function<long()>& call) {
-  struct Seen {
-    std::atomic<bool> returned{false};
-    std::string how;
-  };
-  auto seen = std::make_shared<Seen>();
-  probe.add_check(
-      kCallsSubject, name,
-      [=] {
-        std::thread([=] {
-          sigset_t all;
-          sigfillset(&all);
-          pthread_sigmask(SIG_SETMASK, &all, nullptr);
-          errno = 0;
-          const long result = call();
-          seen->how = "returned " + std::to_string(result) + ", " + because("errno");
-          seen->returned = true;
-        }).detach();
-        return Problem();
-      },
-      [=] { return seen->returned ? Problem(seen->how) : std::nullopt; });
+long wait_for_reading(const timespec* limit) {
+  fd_set set;
+  FD_ZERO(&set);
+  FD_SET(quiet_pipe(), &set);
+  return pselect(quiet_pipe() + 1, &set, nullptr, nullptr, limit, nullptr);
 }
 
 }  // namespace
 
 void add_calls(Probe& probe) {
   static pollfd file{quiet_pipe(), POLLIN, 0};
-  add_call(probe, "poll, without a time-out", [] { return poll(&file, 1, -1); });
-  add_call(probe, "poll, timed", [] { return poll(&file, 1, 100'000'000); });
-  add_call(probe, "ppoll, timed", [] { return ppoll(&file, 1, &kLong, nullptr); });
-  add_call(probe, "select, timed", [] {
+  probe.add_call("poll, without a time-out", [] { return poll(&file, 1, -1); });
+  probe.add_call("poll, timed", [] { return poll(&file, 1, 100'000'000); });
+  probe.add_call("ppoll, timed", [] { return ppoll(&file, 1, &kLong, nullptr); });
+  probe.add_call("select, timed", [] {
     fd_set set;
     FD_ZERO(&set);
     FD_SET(quiet_pipe(), &set);
@@ -97,75 +76,93 @@ void add_calls(Probe& probe) {
     return select(quiet_pipe() + 1, &set, nullptr, nullptr, &limit);
   });
   static const int epoll = epoll_create1(EPOLL_CLOEXEC);
-  add_call(probe, "epoll_wait, timed", [] {
+  probe.add_call("epoll_wait, timed", [] {
     epoll_event event{};
     return epoll_wait(epoll, &event, 1, 100'000'000);
   });
-  add_call(probe, "nanosleep", [] {
+  probe.add_call("nanosleep", [] {
     const timespec limit = kLong;
     return nanosleep(&limit, nullptr);
   });
-  add_call(probe, "nanosleep that tells what is left", [] {
+  probe.add_call("nanosleep that tells what is left", [] {
     timespec limit = kLong;
     return nanosleep(&limit, &limit);
   });
-  add_call(probe, "clock_nanosleep",
-           [] { return clock_nanosleep(CLOCK_MONOTONIC, 0, &kLong, nullptr); });
-  add_call(probe, "clock_nanosleep, at a time", [] {
+  probe.add_call("clock_nanosleep",
+                 [] { return clock_nanosleep(CLOCK_MONOTONIC, 0, &kLong, nullptr); });
+  probe.add_call("clock_nanosleep, at a time", [] {
     const timespec at = later(CLOCK_MONOTONIC);
     return clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr);
   });
   static std::uint32_t words[2] = {};
-  add_call(probe, "futex, without a time-out", [] { return futex_wait(words[0], nullptr); });
-  add_call(probe, "futex, timed", [] { return futex_wait(words[1], &kLong); });
-  add_call(probe, "sem_timedwait", [] {
+  probe.add_call("futex, without a time-out", [] { return futex_wait(words[0], nullptr); });
+  probe.add_call("futex, timed", [] { return futex_wait(words[1], &kLong); });
+  probe.add_call("sem_timedwait", [] {
     static sem_t semaphore;
     sem_init(&semaphore, 0, 0);
     const timespec at = later(CLOCK_REALTIME);
     return sem_timedwait(&semaphore, &at);
   });
-  add_call(probe, "pthread_cond_timedwait", [] {
+  probe.add_call("pthread_cond_timedwait", [] {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
     const timespec at = later(CLOCK_REALTIME);
     pthread_mutex_lock(&mutex);
     return pthread_cond_timedwait(&never, &mutex, &at);
   });
-  add_call(probe, "sigtimedwait", [] {
+  probe.add_call("sigtimedwait", [] {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGRTMIN + 9);
     return sigtimedwait(&set, nullptr, &kLong);
   });
-  add_call(probe, "sigwaitinfo", [] {
+  probe.add_call("sigwaitinfo", [] {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGRTMIN + 9);
     return sigwaitinfo(&set, nullptr);
   });
-  add_call(probe, "read of a pipe", [] {
+  probe.add_call("read of a pipe", [] {
     char byte = 0;
     return read(quiet_pipe(), &byte, 1);
   });
-  add_call(probe, "read of an eventfd", [] {
+  probe.add_call("read of an eventfd", [] {
     eventfd_t value = 0;
     return eventfd_read(eventfd(0, EFD_CLOEXEC), &value);
   });
-  add_call(probe, "recv", [] {
+  probe.add_call("recv", [] {
     char byte = 0;
     return recv(quiet_socket(false), &byte, 1, 0);
   });
-  add_call(probe, "recv with SO_RCVTIMEO", [] {
+  probe.add_call("recv with SO_RCVTIMEO", [] {
     char byte = 0;
     return recv(quiet_socket(true), &byte, 1, 0);
   });
-  add_call(probe, "accept", [] {
+  probe.add_call("accept", [] {
     const int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     listen(made, 1);
     return accept(made, nullptr, nullptr);
   });
-  add_call(probe, "pause", [] { return pause(); });
-  if (!probe.is_child()) add_call(probe, "waitpid", [] { return waitpid(-1, nullptr, 0); });
+  probe.add_call("pause", [] { return pause(); });
+  probe.add_call("ppoll, without a time-out", [] { return ppoll(&file, 1, nullptr, nullptr); });
+  probe.add_call("pselect, timed", [] { return wait_for_reading(&kLong); });
+  probe.add_call("pselect, without a time-out", [] { return wait_for_reading(nullptr); });
+  probe.add_call("epoll_wait, without a time-out", [] {
+    epoll_event event{};
+    return epoll_wait(epoll, &event, 1, -1);
+  });
+  probe.add_call("epoll_pwait2, timed", [] {
+    epoll_event event{};
+    return syscall(SYS_epoll_pwait2, epoll, &event, 1, &kLong, nullptr, 8UL);
+  });
+  probe.add_call("sigsuspend", [] {
+    sigset_t all;
+    sigfillset(&all);
+    return sigsuspend(&all);
+  });
+  if (!probe.is_child())
+    probe.add_call("waitid", [] { return waitid(P_ALL, 0, nullptr, WEXITED | WNOWAIT); });
+  if (!probe.is_child()) probe.add_call("waitpid", [] { return waitpid(-1, nullptr, 0); });
 }
 
 }  // namespace stasis::workloads

@@ -19,6 +19,7 @@ constexpr std::size_t kSize = 4u << 20;
 // linux/prctl.h; newer than Debian 12's
 constexpr int kSetMemoryMerge = 67;
 constexpr int kGetMemoryMerge = 68;
+constexpr int kSetMapping = 0x53564d41;      // PR_SET_VMA, with 0: PR_SET_VMA_ANON_NAME
 constexpr unsigned long kExceptAdvised = 2;  // PR_THP_DISABLE_EXCEPT_ADVISED, Linux 6.18
 
 std::string policy_at(void* address) {
@@ -51,6 +52,18 @@ std::string flags_at(void* address) {
     if (next != line.c_str() && *next == '-')
       here = start <= wanted && wanted < std::strtoul(next + 1, nullptr, 16);
     if (here && line.starts_with("VmFlags:")) return line.substr(9);
+  }
+  return "no such mapping";
+}
+
+// Of /proc/self/maps.
+std::string line_of(void* address) {
+  std::ifstream file("/proc/self/maps");
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  for (std::string line; std::getline(file, line);) {
+    char* next = nullptr;
+    const unsigned long start = std::strtoul(line.c_str(), &next, 16);
+    if (start <= wanted && wanted < std::strtoul(next + 1, nullptr, 16)) return line;
   }
   return "no such mapping";
 }
@@ -105,6 +118,11 @@ void add_memory(Probe& probe) {
   probe.add(
       kMemorySubject, "new memory is locked (mlockall, MCL_FUTURE)",
       [] { return answer(mlockall(MCL_FUTURE), "mlockall"); }, [] { return locking(); });
+  void* named = new_mapping();
+  probe.add(
+      kMemorySubject, "name of anonymous memory (PR_SET_VMA)",
+      [=] { return answer(prctl(kSetMapping, 0UL, named, kSize, "state-probe"), "PR_SET_VMA"); },
+      [=] { return line_of(named); });
   void* locked = new_mapping();
   probe.add(
       kMemorySubject, "memory that is locked (mlock)",

@@ -1,6 +1,8 @@
 #include "tests/workloads/state_probe.h"
 
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 
 namespace stasis::workloads {
@@ -56,16 +58,27 @@ void Probe::add(const char* subject, const char* name, const std::function<Probl
 void Probe::add_for_thread(const char* subject, const char* name,
                            const std::function<Problem()>& set,
                            const std::function<std::string()>& get) {
+  add_in(worker_, subject, name, set, get);
+}
+
+void Probe::add_for_own_thread(const char* subject, const char* name,
+                               const std::function<Problem()>& set,
+                               const std::function<std::string()>& get) {
+  add_in(*new Worker, subject, name, set, get);  // NOLINT: needed to the end
+}
+
+void Probe::add_in(Worker& worker, const char* subject, const char* name,
+                   const std::function<Problem()>& set, const std::function<std::string()>& get) {
   add(
       subject, name,
-      [this, set] {
+      [&worker, set] {
         Problem unset;
-        worker_.run([&] { unset = set(); });
+        worker.run([&] { unset = set(); });
         return unset;
       },
-      [this, get] {
+      [&worker, get] {
         std::string now;
-        worker_.run([&] { now = get(); });
+        worker.run([&] { now = get(); });
         return now;
       });
 }
@@ -73,6 +86,29 @@ void Probe::add_for_thread(const char* subject, const char* name,
 void Probe::add_check(const char* subject, const char* name, const std::function<Problem()>& set,
                       std::function<Problem()> check) {
   items_.push_back({subject, name, set(), std::move(check)});
+}
+
+void Probe::add_call(const char* name, const std::function<long()>& call) {
+  struct Seen {
+    std::atomic<bool> returned{false};
+    std::string how;
+  };
+  auto seen = std::make_shared<Seen>();
+  add_check(
+      "system calls that wait", name,
+      [=] {
+        std::thread([=] {
+          sigset_t all;
+          sigfillset(&all);
+          pthread_sigmask(SIG_SETMASK, &all, nullptr);
+          errno = 0;
+          const long result = call();
+          seen->how = "returned " + std::to_string(result) + ", " + because("errno");
+          seen->returned = true;
+        }).detach();
+        return Problem();
+      },
+      [=] { return seen->returned ? Problem(seen->how) : std::nullopt; });
 }
 
 std::string Probe::report() {

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/workloads/runner.h"
+
 namespace stasis::workloads {
 
 // Nothing, or why not.
@@ -47,20 +49,40 @@ class Worker {
 
 class Probe {
  public:
-  explicit Probe(bool is_child) : is_child_(is_child) {}
+  Probe(bool is_child, const Options& options)
+      : is_child_(is_child),
+        with_locks_(options.locks),
+        signals_threads_(options.signal_threads),
+        files_(options.report) {}
   // Is the parent in the tree as well?
   bool is_child() const { return is_child_; }
+  // Locks and leases of files: without --file-locks none is dumped.
+  bool with_locks() const { return with_locks_; }
+  // Files that signal a thread: plain CRIU restores none.
+  bool signals_threads() const { return signals_threads_; }
   Worker& worker() { return worker_; }
+  // A file beside the report, of this process's own.
+  std::string file(const char* name) const {
+    return files_ + "." + name + (is_child_ ? ".plain-file" : ".cuda-file");
+  }
 
   // What `get` says is what it has to say later. `set` says why it cannot be set here.
   void add(const char* subject, const char* name, const std::function<Problem()>& set,
            const std::function<std::string()>& get);
-  // The same of the worker's thread.
+  // The same of the worker's thread, which all such items share.
   void add_for_thread(const char* subject, const char* name, const std::function<Problem()>& set,
                       const std::function<std::string()>& get);
+  // The same of a thread that no other item uses, which ends with the process.
+  void add_for_own_thread(const char* subject, const char* name,
+                          const std::function<Problem()>& set,
+                          const std::function<std::string()>& get);
   // `check` says what is wrong.
   void add_check(const char* subject, const char* name, const std::function<Problem()>& set,
                  std::function<Problem()> check);
+
+  // A thread that makes `call`, which does not come back as long as all is well. Without any
+  // signal: those of the tool are for the others. Of the subject "system calls that wait".
+  void add_call(const char* name, const std::function<long()>& call);
 
   // A line for each item: "kept|lost|not settable here", subject, name, and why; by tabulators.
   std::string report();
@@ -72,19 +94,32 @@ class Probe {
     Problem unset;
     std::function<Problem()> check;
   };
+  void add_in(Worker& worker, const char* subject, const char* name,
+              const std::function<Problem()>& set, const std::function<std::string()>& get);
+
   bool is_child_;
+  bool with_locks_;
+  bool signals_threads_;
+  std::string files_;
   Worker worker_;
   std::vector<Item> items_;
 };
 
-// Those that add_signals() sends and nobody takes.
+// Those that items send and that only their checks take.
 void block_signals_that_wait();
+// The first of three signals that files send.
+int signals_of_files();
+// For an item of the child: the root of the tree holds the lock of a file before the child is made.
+void hold_lock_for_child(const std::string& files);
 
 // The subjects.
 void add_scheduling(Probe& probe);
 void add_timers(Probe& probe);
 void add_signals(Probe& probe);
 void add_calls(Probe& probe);
+void add_queues(Probe& probe);
+void add_descriptors(Probe& probe);
+void add_threads(Probe& probe);
 void add_attributes(Probe& probe);
 void add_memory(Probe& probe);
 void add_sockets(Probe& probe);

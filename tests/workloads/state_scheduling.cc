@@ -61,6 +61,8 @@ struct Attributes {
   std::uint32_t least = 0;
   std::uint32_t most = 0;
 };
+constexpr std::uint64_t kKeepAll = 0x18;  // SCHED_FLAG_KEEP_ALL
+constexpr std::uint64_t kClamps = 0x60;   // SCHED_FLAG_UTIL_CLAMP
 std::string policy_text() {
   Attributes now;
   if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0) return because("sched_getattr");
@@ -75,49 +77,20 @@ Problem set_policy(const Attributes& wanted) {
   return answer(syscall(SYS_sched_setattr, 0, &wanted, 0), "sched_setattr");
 }
 
-// Threads of their own, which end with the process.
-Worker& new_worker() { return *new Worker; }  // NOLINT: needed to the end
-
 void add_policy(Probe& probe, const char* name, const Attributes& wanted) {
-  Worker& worker = new_worker();
-  probe.add(
-      kSchedulingSubject, name,
-      [&worker, wanted] {
-        Problem unset;
-        worker.run([&] { unset = set_policy(wanted); });
-        return unset;
-      },
-      [&worker] {
-        std::string now;
-        worker.run([&] { now = policy_text(); });
-        return now;
-      });
+  probe.add_for_own_thread(
+      kSchedulingSubject, name, [=] { return set_policy(wanted); }, policy_text);
 }
 
-void add_slice(Probe& probe) {
-  Worker& worker = new_worker();
-  const auto slice = [] {
-    Attributes now;
-    return syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 ? 0 : now.runtime;
-  };
-  probe.add(
-      kSchedulingSubject, "time slice of a thread (sched_setattr)",
-      [&worker, slice] {
-        Problem unset;
-        worker.run([&] {
-          if (slice() == 0) {
-            unset = "the kernel tells none";
-          } else {
-            unset = set_policy({.runtime = 20'000'000});
-          }
-        });
-        return unset;
-      },
-      [&worker, slice] {
-        std::string now;
-        worker.run([&] { now = std::to_string(slice()) + " ns"; });
-        return now;
-      });
+std::uint64_t slice() {
+  Attributes now;
+  return syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 ? 0 : now.runtime;
+}
+
+std::string clamps() {
+  Attributes now;
+  if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0) return because("sched_getattr");
+  return std::to_string(now.least) + " to " + std::to_string(now.most);
 }
 
 }  // namespace
@@ -138,7 +111,16 @@ void add_scheduling(Probe& probe) {
   add_policy(probe, "SCHED_FIFO and its priority", {.policy = SCHED_FIFO, .priority = 3});
   add_policy(probe, "SCHED_RR and its priority", {.policy = SCHED_RR, .priority = 4});
   add_policy(probe, "SCHED_FLAG_RESET_ON_FORK", {.policy = SCHED_BATCH, .flags = 1, .nice = 4});
-  add_slice(probe);
+  probe.add_for_own_thread(
+      kSchedulingSubject, "time slice of a thread (sched_setattr)",
+      []() -> Problem {
+        if (slice() == 0) return "the kernel tells none";
+        return set_policy({.runtime = 20'000'000});
+      },
+      [] { return std::to_string(slice()) + " ns"; });
+  probe.add_for_own_thread(
+      kSchedulingSubject, "utilisation clamps of a thread (sched_setattr)",
+      [] { return set_policy({.flags = kKeepAll | kClamps, .least = 100, .most = 700}); }, clamps);
   probe.add(
       kSchedulingSubject, "nice value of the session (autogroup)",
       []() -> Problem {

@@ -90,13 +90,16 @@ std::string mask() {
 }
 
 const int kQueued = SIGRTMIN + 5;
+const int kOfFiles = SIGRTMIN + 10;
 
 }  // namespace
 
 void block_signals_that_wait() {
-  for (const int signal : {SIGUSR2, kQueued, kQueued + 1})
+  for (const int signal : {SIGUSR2, kQueued, kQueued + 1, kOfFiles, kOfFiles + 1, kOfFiles + 2})
     (void)block(signal);
 }
+
+int signals_of_files() { return kOfFiles; }
 
 void add_signals(Probe& probe) {
   const int queued = kQueued;

@@ -1,0 +1,196 @@
+// What an open file is set to, by fcntl(2) and ioctl(2). Sockets' own options: sockets.cc.
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/workloads/state_probe.h"
+
+namespace stasis::workloads {
+namespace {
+
+constexpr const char* kDescriptorsSubject = "open files";
+
+int end_of_pipe() {
+  int ends[2] = {-1, -1};
+  return pipe2(ends, O_CLOEXEC) == 0 ? ends[0] : -1;
+}
+int end_of_socket() {
+  int ends[2] = {-1, -1};
+  return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0 ? ends[0] : -1;
+}
+
+int thread_number(Probe& probe) {
+  int number = 0;
+  probe.worker().run([&] { number = static_cast<int>(syscall(SYS_gettid)); });
+  return number;
+}
+
+// Who is signalled of it, with which signal.
+std::string owner_of(int fd) {
+  f_owner_ex owner{};
+  if (fcntl(fd, F_GETOWN_EX, &owner) != 0) return because("F_GETOWN_EX");
+  return "kind " + std::to_string(owner.type) + " number " + std::to_string(owner.pid) +
+         " signal " + std::to_string(fcntl(fd, F_GETSIG));
+}
+void add_owner(Probe& probe, const char* name, int fd, f_owner_ex owner) {
+  probe.add(
+      kDescriptorsSubject, name,
+      [=] {
+        if (fcntl(fd, F_SETOWN_EX, &owner) != 0) return Problem(because("F_SETOWN_EX"));
+        return answer(fcntl(fd, F_SETSIG, SIGURG), "F_SETSIG");
+      },
+      [=] { return owner_of(fd); });
+}
+
+// How many wait that tell of this descriptor; they are taken.
+int take_signals(int signal, int fd) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  siginfo_t info{};
+  const timespec at_once{};
+  int count = 0;
+  while (sigtimedwait(&set, &info, &at_once) == signal)
+    count += info.si_fd == fd ? 1 : 0;
+  return count;
+}
+
+// A file that signals when it can be read: it still does.
+void add_signalling(Probe& probe, const char* name, bool of_socket, int signal) {
+  int ends[2] = {-1, -1};
+  if (of_socket)
+    (void)socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
+  else
+    (void)pipe2(ends, O_CLOEXEC);
+  const auto read_end = ends[0];
+  const auto write_end = ends[1];
+  probe.add_check(
+      kDescriptorsSubject, name,
+      [=] {
+        const f_owner_ex owner{F_OWNER_PID, getpid()};
+        if (fcntl(read_end, F_SETOWN_EX, &owner) != 0 || fcntl(read_end, F_SETSIG, signal) != 0)
+          return Problem(because("F_SETOWN_EX"));
+        return answer(fcntl(read_end, F_SETFL, O_ASYNC), "F_SETFL");
+      },
+      [=]() -> Problem {
+        char byte = 0;
+        if ((fcntl(read_end, F_GETFL) & O_ASYNC) == 0) return "O_ASYNC is not set";
+        if (write(write_end, &byte, 1) != 1 || read(read_end, &byte, 1) != 1)
+          return because("a byte of its own");
+        return take_signals(signal, read_end) > 0 ? std::nullopt : Problem("no signal comes");
+      });
+}
+
+void add_pipes(Probe& probe) {
+  const int pipe = end_of_pipe();
+  probe.add(
+      kDescriptorsSubject, "size of a pipe (F_SETPIPE_SZ)",
+      [=] { return answer(fcntl(pipe, F_SETPIPE_SZ, 262144), "F_SETPIPE_SZ"); },
+      [=] { return std::to_string(fcntl(pipe, F_GETPIPE_SZ)); });
+}
+
+void add_files(Probe& probe) {
+  if (!probe.with_locks()) return;
+  const int leased = open(probe.file("lease").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  probe.add(
+      kDescriptorsSubject, "lease of a file (F_SETLEASE)",
+      [=] { return answer(fcntl(leased, F_SETLEASE, F_WRLCK), "F_SETLEASE"); },
+      [=] { return std::to_string(fcntl(leased, F_GETLEASE)); });
+}
+
+// A file that is made in a folder that is watched is told to the program.
+void add_dnotify(Probe& probe, int signal) {
+  const std::string folder = probe.file("folder");
+  (void)mkdir(folder.c_str(), 0700);
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  probe.add_check(
+      kDescriptorsSubject, "watch of a folder (F_NOTIFY)",
+      [=] {
+        if (fcntl(fd, F_SETSIG, signal) != 0) return Problem(because("F_SETSIG"));
+        return answer(fcntl(fd, F_NOTIFY, DN_CREATE | DN_MULTISHOT), "F_NOTIFY");
+      },
+      [=]() -> Problem {
+        const std::string made = folder + "/made";
+        close(open(made.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+        unlink(made.c_str());
+        return take_signals(signal, fd) > 0 ? std::nullopt : Problem("no signal comes");
+      });
+}
+
+void add_terminal(Probe& probe) {
+  const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) return;
+  const int slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  const auto add = [&](const char* name, int fd) {
+    probe.add(
+        kDescriptorsSubject, name, [=] { return answer(ioctl(fd, TIOCEXCL), "TIOCEXCL"); },
+        [=] {
+          int exclusive = -1;
+          return ioctl(fd, TIOCGEXCL, &exclusive) != 0 ? because("TIOCGEXCL")
+                                                       : std::to_string(exclusive);
+        });
+  };
+  add("exclusive use of a terminal (TIOCEXCL)", slave);
+}
+
+// linux/eventpoll.h, since Linux 6.9
+struct PollParameters {
+  std::uint32_t microseconds = 0;
+  std::uint16_t budget = 0;
+  std::uint8_t prefer = 0;
+  std::uint8_t padding = 0;
+};
+constexpr unsigned long kSetParameters = _IOW(0x8A, 0x01, PollParameters);
+constexpr unsigned long kGetParameters = _IOR(0x8A, 0x02, PollParameters);
+
+void add_epoll(Probe& probe) {
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  probe.add(
+      kDescriptorsSubject, "how an epoll polls network devices (EPIOCSPARAMS)",
+      [=] {
+        const PollParameters wanted{50, 16, 1, 0};
+        return answer(ioctl(epoll, kSetParameters, &wanted), "EPIOCSPARAMS");
+      },
+      [=] {
+        PollParameters now;
+        if (ioctl(epoll, kGetParameters, &now) != 0) return because("EPIOCGPARAMS");
+        return std::to_string(now.microseconds) + " us, budget " + std::to_string(now.budget) +
+               ", prefer " + std::to_string(now.prefer);
+      });
+}
+
+}  // namespace
+
+void add_descriptors(Probe& probe) {
+  const int first = signals_of_files();
+  add_owner(probe, "process that a pipe signals (F_SETOWN_EX, F_SETSIG)", end_of_pipe(),
+            {F_OWNER_PID, getpid()});
+  if (probe.signals_threads()) {
+    const int thread = thread_number(probe);
+    add_owner(probe, "thread that a pipe signals", end_of_pipe(), {F_OWNER_TID, thread});
+    add_owner(probe, "thread that a socket signals", end_of_socket(), {F_OWNER_TID, thread});
+  }
+  add_owner(probe, "group that a pipe signals", end_of_pipe(), {F_OWNER_PGRP, getpgrp()});
+  add_owner(probe, "process that a socket signals", end_of_socket(), {F_OWNER_PID, getpid()});
+  add_owner(probe, "group that a socket signals", end_of_socket(), {F_OWNER_PGRP, getpgrp()});
+  add_signalling(probe, "signals of a pipe that can be read (O_ASYNC)", false, first);
+  add_signalling(probe, "signals of a socket that can be read (O_ASYNC)", true, first + 1);
+  add_pipes(probe);
+  add_files(probe);
+  add_dnotify(probe, first + 2);
+  add_terminal(probe);
+  add_epoll(probe);
+}
+
+}  // namespace stasis::workloads
