@@ -51,8 +51,10 @@ struct ThreadStateRecord {
   std::uint64_t timer_slack = 50000;      // nanoseconds; what a thread of the first process has
   std::string memory_policy = "default";  // as in numa_maps: "bind:0-1"
   std::uint32_t personality = 0;
-  std::string machine_check;  // "early", "late"; empty: as the machine does
-  std::uint64_t slice = 0;    // nanoseconds, of sched_setattr(); 0: the machine's
+  std::string machine_check;     // "early", "late"; empty: as the machine does
+  std::uint64_t slice = 0;       // nanoseconds, of sched_setattr(); 0: the machine's
+  std::uint32_t least_load = 0;  // utilisation clamps
+  std::uint32_t most_load = 1024;
   bool operator==(const ThreadStateRecord&) const = default;
 };
 
@@ -88,6 +90,13 @@ struct ListenerRecord {
   bool operator==(const ListenerRecord&) const = default;
 };
 
+// Memory that is locked (mlock).
+struct LockedRecord {
+  std::uint64_t start = 0;
+  std::uint64_t size = 0;
+  bool operator==(const LockedRecord&) const = default;
+};
+
 // What only the process itself can tell and set.
 struct OwnStateRecord {
   std::uint64_t processor_state = 0;  // a bit for each part that it may use by ARCH_REQ_XCOMP_PERM
@@ -96,6 +105,7 @@ struct OwnStateRecord {
   bool merge_memory = false;          // PR_SET_MEMORY_MERGE
   bool advised_huge_pages = false;    // PR_THP_DISABLE_EXCEPT_ADVISED
   std::vector<ListenerRecord> listeners = {};
+  std::vector<LockedRecord> locked = {};
   bool operator==(const OwnStateRecord&) const = default;
 };
 

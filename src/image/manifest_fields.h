@@ -103,6 +103,8 @@ void fields(auto& io, Described<ThreadStateRecord> auto& state) {
   io.check(check.empty() || check == "early" || check == "late", "machine_check",
            "is neither early nor late");
   io.optional("slice", state.slice);
+  io.optional("least_load", state.least_load, Within{0, usual.most_load});
+  io.unless(usual.most_load, "most_load", state.most_load, Within{0, usual.most_load});
 }
 
 void fields(auto& io, Described<TimerRecord> auto& timer) {
@@ -131,6 +133,11 @@ void fields(auto& io, Described<ListenerRecord> auto& listener) {
   io("backlog", listener.backlog);
 }
 
+void fields(auto& io, Described<LockedRecord> auto& locked) {
+  io("start", locked.start);
+  io("size", locked.size);
+}
+
 void fields(auto& io, Described<KernelStateRecord> auto& state) {
   using namespace manifest_format;  // NOLINT(google-build-using-namespace): constants only
   constexpr bool kReading = kReads<decltype(io)>;
@@ -150,6 +157,7 @@ void fields(auto& io, Described<KernelStateRecord> auto& state) {
   io.optional("merge_memory", state.own.merge_memory);
   io.optional("advised_huge_pages", state.own.advised_huge_pages);
   io.optional("listeners", state.own.listeners, Items{0, kMaxListeners});
+  io.optional("locked", state.own.locked, Items{0, kMaxLocked});
   int nice = state.autogroup_nice + kNiceOffset;
   io.unless(kNiceOffset, "autogroup_nice", nice, Within{0, 2 * kNiceOffset});
   if constexpr (kReading) state.autogroup_nice = nice - kNiceOffset;

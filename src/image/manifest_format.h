@@ -22,6 +22,7 @@ inline constexpr std::size_t kMaxProcesses = 65536;
 inline constexpr std::size_t kMaxThreads = 65536;     // of one process
 inline constexpr std::size_t kMaxTimers = 65536;      // of one process
 inline constexpr std::size_t kMaxFileStates = 65536;  // of one process
+inline constexpr std::size_t kMaxLocked = 65536;      // of one process
 inline constexpr std::size_t kMaxListeners = 1024;    // of one process
 inline constexpr std::size_t kMaxPolicy = 4096;
 inline constexpr std::uint64_t kStateBits = 64;

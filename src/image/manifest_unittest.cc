@@ -316,9 +316,10 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
   KernelStateRecord state;
   state.core_dump_filter = 0x7b;
   state.threads = {
-      {Tid{100}, "0-3,7", 2 << 13 | 6, 123456, "bind:0-1", 0x40000, "early", 5'000'000},
+      {Tid{100}, "0-3,7", 2 << 13 | 6, 123456, "bind:0-1", 0x40000, "early", 5'000'000, 100, 700},
       {Tid{102}, "", 0, 50000, "default", 0, "late"}};
   state.own = {std::uint64_t{1} << 63 | 1 << 18, 3, 6, true};
+  state.own.locked = {{0x7f0000000000, 1 << 20}};
   state.autogroup_nice = -7;
   state.timers = {{5, 0, 3, 1'000'000, 7'000'000'000, 0, 1'795'680'855'000'000},
                   {6, 1, 0, 0, 20'000'000, 12, 104'000'000'000}};
@@ -335,7 +336,7 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
     return code_of(changed([&](Json& j) { j["processes"][0]["kernel_state"] = changed_state; }));
   };
   for (const char* key : {"tid", "cpus", "io_priority", "timer_slack", "memory_policy",
-                          "personality", "machine_check", "slice"}) {
+                          "personality", "machine_check", "slice", "least_load", "most_load"}) {
     EXPECT_EQ(with([&](Json& j) { j["threads"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   }
   for (const auto& item : json["processes"][0]["kernel_state"]["timers"][0].items()) {
@@ -354,7 +355,7 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
   EXPECT_EQ(with([](Json& j) { j["core_dump_filter"] = std::uint64_t{1} << 32; }),
             ErrorCode::kImageCorrupt);
   for (const char* key : {"processor_state", "deny_new_code", "lock_new", "merge_memory",
-                          "advised_huge_pages", "listeners", "autogroup_nice"})
+                          "advised_huge_pages", "listeners", "autogroup_nice", "locked"})
     EXPECT_EQ(with([&](Json& j) { j[key] = -1; }), ErrorCode::kImageCorrupt) << key;
   EXPECT_EQ(with([](Json& j) { j["processor_state"] = {64}; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["lock_new"] = 8; }), ErrorCode::kImageCorrupt);

@@ -25,6 +25,7 @@
 #include "base/processors.h"
 #include "base/threads.h"
 #include "base/units.h"
+#include "image/manifest_format.h"
 #include "proc/address_space.h"
 #include "proc/bystander.h"
 #include "proc/parking.h"
@@ -146,15 +147,42 @@ void note_shown(Pid pid, std::vector<std::string>& lost) {
   }
 }
 
+// VmLck of /proc/PID/status.
+std::uint64_t locked_bytes(Pid pid) {
+  constexpr std::string_view kKey = "\nVmLck:";
+  const auto status = read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid.value));
+  const std::size_t at = status ? status->find(kKey) : std::string::npos;
+  if (at == std::string::npos) return 0;
+  const std::size_t digit = status->find_first_of("0123456789", at);
+  std::uint64_t number = 0;
+  if (digit != std::string::npos)
+    (void)std::from_chars(status->data() + digit, status->data() + status->size(), number);
+  return number << 10;
+}
+
+// CRIU makes private memory that a parent has at the same address by fork(2), which takes the lock
+// from the child's.
+void lock_again(const Ask& ask, Pid pid, const OwnStateRecord& state,
+                std::vector<std::string>& lost) {
+  std::uint64_t wanted = 0;
+  for (const LockedRecord& locked : state.locked)
+    wanted += locked.size;
+  if (locked_bytes(pid) >= wanted) return;
+  // Of memory that nothing may read it says that there is none, and locks it.
+  for (const LockedRecord& locked : state.locked)
+    (void)ask(SYS_mlock, {locked.start, locked.size});
+  const std::uint64_t now = locked_bytes(pid);
+  if (now < wanted)
+    lost.push_back(fmt::format("process {}: that {} of its memory are locked (mlock)", pid.value,
+                               format_bytes(wanted - now)));
+}
+
 // The kernel looks at each page of a process before it tells that, so that only those are asked
 // that have locked anything.
-void note_locked(Pid pid, std::vector<std::string>& lost) {
-  const auto status = read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid.value));
-  if (!status || status->find("\nVmLck:") == std::string::npos ||
-      status->find("\nVmLck:\t       0 kB") != std::string::npos)
-    return;
+void note_locked(Pid pid, std::vector<LockedRecord>& locked, std::vector<std::string>& lost) {
+  if (locked_bytes(pid) == 0) return;
   proc::ProcessText smaps(pid, "smaps");
-  const std::uint64_t bytes = locked_and_not_there(smaps);
+  const std::uint64_t bytes = locked_and_not_there(smaps, locked);
   if (bytes == 0) return;
   lost.push_back(
       fmt::format("that {} of its locked memory takes none before it is used (MLOCK_ONFAULT): a "
@@ -297,7 +325,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   STASIS_TRY(std::move(done));
   note_threads(space, out);
   note_shown(pid, out.lost);
-  note_locked(pid, out.lost);
+  note_locked(pid, out.state.locked, out.lost);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
 }
@@ -392,6 +420,7 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
           STASIS_TRY(set(SYS_listen, {word(listener.descriptor), word(listener.backlog)},
                          "whom those see that connect to one of its sockets (SO_PEERCRED)"));
         }
+        lock_again(asker(make), pid, state, lost);
         if (state.lock_new != 0) {
           STASIS_TRY(set(SYS_mlockall, {static_cast<std::uint64_t>(state.lock_new)},
                          "that new memory is locked (mlockall)"));
@@ -422,11 +451,12 @@ bool limits_speculation(std::string_view status) {
   });
 }
 
-std::uint64_t locked_and_not_there(std::istream& smaps) {
+std::uint64_t locked_and_not_there(std::istream& smaps, std::vector<LockedRecord>& locked) {
   std::uint64_t sum = 0;
   std::uint64_t size = 0;
   std::uint64_t there = 0;
   bool reachable = false;
+  std::uint64_t start = 0;
   const auto kibibytes = [](std::string_view line) -> std::uint64_t {
     const auto digit = line.find_first_of("0123456789");
     std::uint64_t number = 0;
@@ -438,6 +468,7 @@ std::uint64_t locked_and_not_there(std::istream& smaps) {
   std::size_t lines = 0;
   for (std::string line; lines < kMostLines && std::getline(smaps, line); ++lines) {
     if (!line.empty() && (line.front() < 'A' || line.front() > 'Z')) {
+      (void)std::from_chars(line.data(), line.data() + line.size(), start, 16);
       const auto space = line.find(' ');
       // No page of one that nothing may read is ever there.
       reachable = space != std::string::npos && line.compare(space + 1, 3, "---") != 0;
@@ -447,9 +478,12 @@ std::uint64_t locked_and_not_there(std::istream& smaps) {
       there = kibibytes(line);
     } else if (line.starts_with("Swap:")) {
       there += kibibytes(line);
-    } else if (line.starts_with("VmFlags:") && line.find(" lo") != std::string::npos && reachable &&
-               size > there) {
-      sum += size - there;
+    } else if (line.starts_with("VmFlags:") && line.find(" lo") != std::string::npos) {
+      if (reachable && size > there) sum += size - there;
+      if (!locked.empty() && locked.back().start + locked.back().size == start)
+        locked.back().size += size;
+      else if (locked.size() < manifest_format::kMaxLocked)
+        locked.push_back({start, size});
     }
   }
   return sum;
@@ -551,7 +585,10 @@ std::vector<std::string> note_answers(const AskedStates& answers,
     }
     if (process.kernel_state) {
       process.kernel_state->own = answer->state;
-      if (!asked) process.kernel_state->own.lock_new = 0;
+      if (!asked) {  // what fork(2) hands down
+        process.kernel_state->own.lock_new = 0;
+        process.kernel_state->own.locked.clear();
+      }
     }
     if (answer->has_supervisor)
       lost.push_back(

@@ -39,8 +39,8 @@ bool limits_speculation(std::string_view status);
 
 // Of a text of /proc/PID/smaps: the bytes that are locked and not there, as mlock2(MLOCK_ONFAULT)
 // leaves them until they are used; of the first million lines. CRIU locks them with all of their
-// pages.
-std::uint64_t locked_and_not_there(std::istream& smaps);
+// pages. All that is locked goes to `locked`, ranges that touch as one.
+std::uint64_t locked_and_not_there(std::istream& smaps, std::vector<LockedRecord>& locked);
 
 // kUndumpable if any is in a Landlock domain, which a restore would take from it: no call
 // tells its rules; or has a supervisor of its system calls, which a restore would take as well.

@@ -67,7 +67,9 @@ TEST(AskedState, LockedMemoryThatIsNotThereIsCounted) {
       "7f0050000000-7f0050001000 rw-p 00000000 00:00 0\nSize: 4 kB\nRss: 0 kB\nVmFlags: rd wr mr\n"
       "7f0060000000-7f0060001000 ---p 00000000 00:00 0\nSize: 4 kB\nRss: 0 kB\nVmFlags: mr mw "
       "lo\n");
-  EXPECT_EQ(locked_and_not_there(smaps), (1048576ULL - 12) << 10);
+  std::vector<LockedRecord> locked;
+  EXPECT_EQ(locked_and_not_there(smaps, locked), (1048576ULL - 12) << 10);
+  EXPECT_EQ(locked.back(), (LockedRecord{0x7f0060000000, 4096}));
 }
 
 }  // namespace

@@ -55,10 +55,11 @@ ThreadStateRecord read_thread(Pid pid, Tid thread, const GivenProcessors& given)
   }
   state.personality = proc::personality(pid, thread).value_or(0);
   state.machine_check = proc::machine_check(pid, thread);
-  if (const auto scheduling = proc::scheduling(thread);
-      scheduling && scheduling->slice != usual_slice() &&
-      scheduling->slice <= manifest_format::kMaxInteger) {
-    state.slice = scheduling->slice;
+  if (const auto scheduling = proc::scheduling(thread)) {
+    if (scheduling->slice != usual_slice() && scheduling->slice <= manifest_format::kMaxInteger)
+      state.slice = scheduling->slice;
+    state.least_load = scheduling->least_load;
+    state.most_load = scheduling->most_load;
   }
   return state;
 }
@@ -188,6 +189,10 @@ void set_thread(Tid thread, const ThreadStateRecord& wanted, Warnings& warnings)
   if (wanted.slice != 0) {
     if (auto done = proc::set_slice(thread, wanted.slice); !done)
       warnings.add("the time slice of a thread", done.error());
+  }
+  if (wanted.least_load != 0 || wanted.most_load != proc::kMostLoad) {
+    if (auto done = proc::set_load(thread, wanted.least_load, wanted.most_load); !done)
+      warnings.add("the load that a thread is taken to be (utilisation clamps)", done.error());
   }
 }
 

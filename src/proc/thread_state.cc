@@ -28,7 +28,7 @@ constexpr int kIoPriorityOfThread = 1;
 
 using Words = std::vector<std::uint64_t>;
 
-// struct sched_attr of linux/sched/types.h in its first version; <sched.h> of newer C libraries
+// struct sched_attr of linux/sched/types.h as it is since Linux 5.3; <sched.h> of newer C libraries
 // has it as well, and clashes.
 struct SchedulingAttributes {
   std::uint32_t size = sizeof(SchedulingAttributes);
@@ -39,7 +39,11 @@ struct SchedulingAttributes {
   std::uint64_t runtime = 0;
   std::uint64_t deadline = 0;
   std::uint64_t period = 0;
+  std::uint32_t least = 0;
+  std::uint32_t most = 0;
 };
+constexpr std::uint64_t kKeepAll = 0x18;  // SCHED_FLAG_KEEP_ALL
+constexpr std::uint64_t kClamps = 0x60;   // SCHED_FLAG_UTIL_CLAMP
 
 bool get_attributes(Tid thread, SchedulingAttributes& out) {
   return ::syscall(SYS_sched_getattr, thread.value, &out, sizeof out, 0) == 0;
@@ -170,11 +174,21 @@ Result<void> set_timer_slack(Tid thread, std::uint64_t nanoseconds) {
                     std::to_string(nanoseconds));
 }
 
+// What the kernel takes real-time threads for that have chosen nothing.
+constexpr const char* kRealTimeLoad = "/proc/sys/kernel/sched_util_clamp_min_rt_default";
+
 std::optional<Scheduling> scheduling(Tid thread) {
   SchedulingAttributes now;
   if (!get_attributes(thread, now)) return std::nullopt;
   const bool shares = now.policy == SCHED_OTHER || now.policy == SCHED_BATCH;
-  return Scheduling{now.policy, shares ? now.runtime : 0};
+  Scheduling out{now.policy, shares ? now.runtime : 0};
+  // Not there without CONFIG_UCLAMP_TASK.
+  const auto usual = number_of<std::uint32_t>(kRealTimeLoad, 10);
+  if (!usual) return out;
+  const bool is_real_time = now.policy == SCHED_FIFO || now.policy == SCHED_RR;
+  if (!is_real_time || now.least != *usual) out.least_load = std::min(now.least, kMostLoad);
+  out.most_load = std::min(now.most, kMostLoad);
+  return out;
 }
 
 Result<void> set_slice(Tid thread, std::uint64_t nanoseconds) {
@@ -186,6 +200,15 @@ Result<void> set_slice(Tid thread, std::uint64_t nanoseconds) {
   }
   return fail(
       errno_error(fmt::format("cannot set the time slice of thread {}", thread.value), errno));
+}
+
+Result<void> set_load(Tid thread, std::uint32_t least, std::uint32_t most) {
+  SchedulingAttributes wanted;
+  wanted.flags = kKeepAll | kClamps;
+  wanted.least = least;
+  wanted.most = most;
+  if (::syscall(SYS_sched_setattr, thread.value, &wanted, 0) == 0) return {};
+  return fail(errno_error(fmt::format("cannot set the load of thread {}", thread.value), errno));
 }
 
 // "/autogroup-93 nice 7"

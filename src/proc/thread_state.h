@@ -30,16 +30,24 @@ Result<void> set_io_priority(Tid thread, std::uint32_t priority);
 std::optional<std::uint64_t> timer_slack(Tid thread);
 Result<void> set_timer_slack(Tid thread, std::uint64_t nanoseconds);
 
+inline constexpr std::uint32_t kMostLoad = 1024;  // SCHED_CAPACITY_SCALE
+
 // How the kernel schedules it, as sched_getattr(2) has it.
 struct Scheduling {
   std::uint32_t policy = 0;  // SCHED_*, without SCHED_RESET_ON_FORK
   // Nanoseconds that it runs at a time, of one that is not real-time: the machine's own figure
   // where the program has set none. 0 before Linux 6.12.
   std::uint64_t slice = 0;
+  // Between which loads of 1024 the kernel takes it to be, where the program has chosen that
+  // (utilisation clamps); else 0 and kMostLoad.
+  std::uint32_t least_load = 0;
+  std::uint32_t most_load = kMostLoad;
 };
 std::optional<Scheduling> scheduling(Tid thread);
 // kIo if the kernel refuses.
 Result<void> set_slice(Tid thread, std::uint64_t nanoseconds);
+// kIo also of a kernel without utilisation clamps.
+Result<void> set_load(Tid thread, std::uint32_t least, std::uint32_t most);
 
 // Of the session of the process, to which sched(7) gives processor time as a whole; 0 where there
 // is none.

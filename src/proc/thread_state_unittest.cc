@@ -67,6 +67,20 @@ TEST(ThreadState, SlicesAreReadAsTheyWereSet) {
   EXPECT_TRUE(set_slice(self(), before->slice));
 }
 
+TEST(ThreadState, TheLoadIsReadAsItWasSet) {
+  if (!set_load(self(), 100, 700)) GTEST_SKIP() << "no CONFIG_UCLAMP_TASK";
+  EXPECT_EQ(scheduling(self())->least_load, 100U);
+  EXPECT_EQ(scheduling(self())->most_load, 700U);
+  EXPECT_TRUE(set_load(self(), 0, kMostLoad));
+}
+
+TEST(ThreadState, AThreadThatHasChosenNoLoadHasTheWholeRange) {
+  const auto now = scheduling(self());
+  ASSERT_TRUE(now);
+  EXPECT_EQ(now->least_load, 0U);
+  EXPECT_EQ(now->most_load, kMostLoad);
+}
+
 TEST(ThreadState, TheNiceValueOfASessionIsReadAsItWasSet) {
   const Pid pid{::getpid()};
   if (::access("/proc/self/autogroup", F_OK) != 0) GTEST_SKIP() << "no CONFIG_SCHED_AUTOGROUP";

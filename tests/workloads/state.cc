@@ -43,6 +43,7 @@ void run_state(Run& run) {
   if (run.options().report.empty()) programs::die(2, "kind state needs --report");
   // Before there is another thread: whoever takes one of them ends the process.
   block_signals_that_wait();
+  make_memory_of_both();
   if (run.options().locks) hold_lock_for_child(run.options().report);
   int ready[2] = {-1, -1};
   if (pipe2(ready, O_CLOEXEC) != 0) programs::die(1, because("pipe2"));

@@ -40,6 +40,8 @@ void* new_mapping() {
   return made == MAP_FAILED ? nullptr : made;
 }
 
+void* g_of_both = nullptr;  // NOLINT: set before there are threads
+
 // A word of VmFlags (proc_pid_smaps(5)) of the mapping at `address`.
 std::string flags_at(void* address) {
   std::ifstream file("/proc/self/smaps");
@@ -87,6 +89,8 @@ std::string locking() {
 
 }  // namespace
 
+void make_memory_of_both() { g_of_both = new_mapping(); }
+
 void add_memory(Probe& probe) {
   probe.add(
       kMemorySubject, "NUMA policy of the first thread", [] { return set_policy(MPOL_BIND); },
@@ -123,6 +127,9 @@ void add_memory(Probe& probe) {
       kMemorySubject, "name of anonymous memory (PR_SET_VMA)",
       [=] { return answer(prctl(kSetMapping, 0UL, named, kSize, "state-probe"), "PR_SET_VMA"); },
       [=] { return line_of(named); });
+  probe.add(
+      kMemorySubject, "memory that is locked, at an address at which the parent has memory, too",
+      [] { return answer(mlock(g_of_both, kSize), "mlock"); }, [] { return flags_at(g_of_both); });
   void* locked = new_mapping();
   probe.add(
       kMemorySubject, "memory that is locked (mlock)",

@@ -109,6 +109,8 @@ class Probe {
 void block_signals_that_wait();
 // The first of three signals that files send.
 int signals_of_files();
+// For items of the child, which has a copy of its parent's memory.
+void make_memory_of_both();
 // For an item of the child: the root of the tree holds the lock of a file before the child is made.
 void hold_lock_for_child(const std::string& files);
 
