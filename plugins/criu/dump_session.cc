@@ -34,6 +34,7 @@
 #include "direct/unrestorable_memory.h"
 #include "gpu_record.h"
 #include "held_tree.h"
+#include "proc/file_state.h"
 #include "proc/parking.h"
 #include "proc/stopped_threads.h"
 #include "proc/tcp_ports.h"
@@ -114,6 +115,7 @@ struct DumpSession::State {
   Result<void> replace_inherited(bool now);
   Result<void> refuse_late_workers();
   Result<void> refuse_tiles() const;
+  Result<void> refuse_owner_threads() const;
   Result<void> checkpoint();
   Result<void> roll_back();
   bool has_cuda() const { return group && group->cuda_count() > 0; }
@@ -471,6 +473,7 @@ int DumpSession::checkpoint(Pid pid) {
   if (!locked_) return root_ ? -1 : -ENOTSUP;
   if (!checkpointed_) {
     auto done = state_->refuse_tiles();
+    if (done) done = state_->refuse_owner_threads();
     if (done) done = checkpoint_tree();
     if (!done) log_error("the tree cannot be dumped", done.error());
     checkpointed_ = done.has_value();
@@ -485,6 +488,25 @@ Result<void> DumpSession::State::refuse_tiles() const {
   for (const GroupMember& member : group->members()) {
     const auto threads = proc::stopped_threads_with_tiles(member.process.pid());
     if (!threads.empty()) return fail(proc::refusal_of_tiles(member.process.pid(), threads));
+  }
+  return {};
+}
+
+// CRIU 4.2.1 opens files at a restore before there are threads, and fails then.
+Result<void> DumpSession::State::refuse_owner_threads() const {
+  for (const GroupMember& member : group->members()) {
+    const Pid pid = member.process.pid();
+    for (const proc::FileState& file : proc::file_states(pid)) {
+      if (file.owner_thread.value == 0) continue;
+      return fail(refusal(
+          {"file-owner", Severity::kRed, pid,
+           fmt::format("process {} has a file that signals a thread (descriptor {}, thread {}: "
+                       "F_SETOWN_EX with F_OWNER_TID), and CRIU restores no such process",
+                       pid.value, file.descriptor, file.owner_thread.value),
+           "dump it by `stasis dump`, or have the program let its process be signalled "
+           "(F_OWNER_PID)"},
+          ErrorCode::kUndumpable));
+    }
   }
   return {};
 }

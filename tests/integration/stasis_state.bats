@@ -93,6 +93,15 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   done
 }
 
+@test "the plugin refuses a program whose files signal a thread, which plain CRIU cannot restore" {
+  need_root "CRIU"
+  start_probe --signal-threads
+  mkdir "$image"
+  if "$(real_criu)" dump -D "$image" -t "$TARGET" -j --file-locks --libdir "$STASIS_BUILD/lib/stasis/criu" -o dump.log -v4; then return 1; fi
+  grep -q "has a file that signals a thread (descriptor" "$image/dump.log"
+  target_goes_on
+}
+
 @test "a job that goes on from an image keeps as much, and gets no signal of its parent's end" {
   setup_job
   report=$BATS_TEST_TMPDIR/report
