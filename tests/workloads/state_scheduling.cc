@@ -102,10 +102,10 @@ void add_scheduling(Probe& probe) {
       kSchedulingSubject, "CPU affinity of another thread", [] { return set_cpu(false); }, cpus);
   probe.add(
       kSchedulingSubject, "nice value of the first thread",
-      [] { return answer(setpriority(PRIO_PROCESS, 0, 3), "setpriority"); }, policy);
+      [] { return answer(setpriority(PRIO_PROCESS, 0, 3), "setpriority"); }, policy_text);
   probe.add_for_thread(
       kSchedulingSubject, "nice value of another thread",
-      [] { return answer(setpriority(PRIO_PROCESS, 0, 7), "setpriority"); }, policy);
+      [] { return answer(setpriority(PRIO_PROCESS, 0, 7), "setpriority"); }, policy_text);
   add_policy(probe, "SCHED_BATCH", {.policy = SCHED_BATCH, .nice = 5});
   add_policy(probe, "SCHED_IDLE", {.policy = SCHED_IDLE});
   add_policy(probe, "SCHED_FIFO and its priority", {.policy = SCHED_FIFO, .priority = 3});
