@@ -19,9 +19,9 @@ namespace {
 
 using Subject = void (*)(Probe&);
 // Those that set what others would inherit come last.
-constexpr Subject kSubjects[] = {add_signals,    add_timers,      add_calls,
-                                 add_queues,     add_memory,      add_threads,
-                                 add_scheduling, add_descriptors, add_attributes};
+constexpr Subject kSubjects[] = {add_signals,        add_timers,    add_calls,      add_queues,
+                                 add_memory,         add_threads,   add_scheduling, add_descriptors,
+                                 add_socket_options, add_attributes};
 
 void answer_to(Run& run, Probe& probe, const std::string& name) {
   const std::string& file = run.options().report;

@@ -124,6 +124,6 @@ void add_descriptors(Probe& probe);
 void add_threads(Probe& probe);
 void add_attributes(Probe& probe);
 void add_memory(Probe& probe);
-void add_sockets(Probe& probe);
+void add_socket_options(Probe& probe);
 
 }  // namespace stasis::workloads

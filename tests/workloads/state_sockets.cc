@@ -37,7 +37,7 @@ Problem lost_among(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-void add_sockets(Probe& probe) {
+void add_socket_options(Probe& probe) {
   const auto sockets = std::make_shared<SocketOptions>();
   const std::vector<std::string> names = sockets->names();
   for (const SocketKind& kind : kSocketKinds) {
