@@ -2,6 +2,7 @@
 #include "direct/agent_client.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -14,9 +15,11 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "abi/cuda_abi.h"
@@ -389,10 +392,19 @@ TEST(AgentClient, ItsSizeIsCheckedAndThenStays) {
 // goes on answering in the page.
 class Changeling {
  public:
-  Changeling()
+  // In a user namespace of its own with so many users; 0: in ours.
+  explicit Changeling(unsigned users = 0)
       : go_(static_cast<std::atomic<int>*>(
             ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))),
+        users_(users),
         target_([this] { become(); }) {
+    while (go_->load() < kAlone)
+      ::usleep(200);
+    for (const char* map : {"uid_map", "gid_map"})
+      if (users_ != 0)
+        std::ofstream(fmt::format("/proc/{}/{}", pid().value, map))
+            << fmt::format("0 100000 {}", users_) << std::flush;
+    go_->store(kNamed);
     while (go_->load() != kReady)
       ::usleep(200);
   }
@@ -416,8 +428,10 @@ class Changeling {
   }
 
  private:
-  static constexpr int kReady = 1;
-  static constexpr int kGo = 2;
+  static constexpr int kAlone = 1;
+  static constexpr int kNamed = 2;
+  static constexpr int kReady = 3;
+  static constexpr int kGo = 4;
 
   static void answer(ControlPage& page) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // kept by the parent over execve
@@ -437,6 +451,10 @@ class Changeling {
   }
 
   void become() const {
+    if (users_ != 0 && ::unshare(CLONE_NEWUSER) != 0) return;
+    go_->store(kAlone);
+    while (go_->load() != kNamed)
+      ::usleep(200);
     const int file = ::memfd_create(kAgentMemfd, MFD_ALLOW_SEALING);
     if (::ftruncate(file, sizeof(ControlPage)) != 0 || ::fcntl(file, F_ADD_SEALS, kAgentSeals) != 0)
       return;
@@ -454,6 +472,7 @@ class Changeling {
   }
 
   std::atomic<int>* go_;
+  unsigned users_;
   fakes::Child target_;
 };
 
@@ -482,6 +501,21 @@ TEST(AgentClient, DoesNotBelieveAPageThatTheProcessDoesNotMap) {
   }
   ASSERT_FALSE(client.has_value());
   EXPECT_EQ(client.error().code, ErrorCode::kNotSupported);
+}
+
+// As in a container with users of its own, where a setuid program is another user's.
+TEST(AgentClient, DoesNotBelieveItInANamespaceOfManyUsersEither) {
+  if (::getuid() != 0) GTEST_SKIP() << "not root";
+  const Changeling changeling(65536);
+  ASSERT_TRUE(changeling.find());
+  changeling.become_another_program();
+  auto client = changeling.find();
+  for (int i = 0; i < 1000 && !client && client.error().code == ErrorCode::kProcessGone; ++i) {
+    ::usleep(1000);
+    client = changeling.find();
+  }
+  ASSERT_FALSE(client.has_value());
+  EXPECT_EQ(client.error().code, ErrorCode::kBusy) << client.error().to_string();
 }
 
 // As a user namespace's root directory may have one.

@@ -6,9 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include <fmt/format.h>
@@ -74,13 +78,13 @@ Result<UniqueFd> open_page(const std::string& path, int access) {
 
 // A descriptor outlives execve(2) if a program wants that; a mapping does not. As agents map it, so
 // that no other program does by mistake.
-bool is_mapped_in(Pid pid, const struct stat& file) {
-  const auto mappings = proc::ProcFs().mappings(pid);
-  return mappings &&
-         std::any_of(mappings->begin(), mappings->end(), [&](const proc::Mapping& mapping) {
-           return mapping.inode == file.st_ino && mapping.permissions == "rw-s" &&
-                  is_agent_page(mapping);
-         });
+Result<bool> is_mapped_in(Pid pid, const struct stat& file) {
+  bool found = false;
+  STASIS_TRY(proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
+    found = mapping.inode == file.st_ino && mapping.permissions == "rw-s" && is_agent_page(mapping);
+    return !found;
+  }));
+  return found;
 }
 
 bool in_first_user_namespace(Pid pid) {
@@ -90,18 +94,43 @@ bool in_first_user_namespace(Pid pid) {
          space.st_ino == kFirst;
 }
 
-// An agent that was restored in a user namespace maps its page again, within a second (ADR 36).
-bool becomes_mapped(const proc::AddressSpace& space, const struct stat& file) {
+// Whether the process's user namespace has one user and one group. There no program gains rights
+// over others by exec: a setuid program's user is not known in it.
+bool is_alone_in_its_namespace(Pid pid) {
+  return std::ranges::all_of(std::array{"uid_map", "gid_map"}, [&](const char* name) {
+    const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/{}", pid.value, name));
+    std::istringstream words(text.value_or(""));
+    std::uint64_t inside = 0;
+    std::uint64_t outside = 0;
+    std::uint64_t count = 0;
+    std::string more;
+    return (words >> inside >> outside >> count) && count == 1 && !(words >> more);
+  });
+}
+
+// An agent that was restored in a user namespace maps its page again, within a second (ADR 36); one
+// elsewhere has it from the start. kBusy: it may still do so.
+Result<bool> becomes_mapped(const proc::AddressSpace& space, const struct stat& file,
+                            std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kMapsAgain{5000};
   constexpr std::chrono::milliseconds kPoll{20};
-  const auto deadline = Clock::now() + kMapsAgain;
-  // There no program gains rights over others by exec: a setuid program's user is not known in it.
-  if (!in_first_user_namespace(space.pid())) return true;
-  while (!is_mapped_in(space.pid(), file)) {
-    if (Clock::now() >= deadline || !space.check_current()) return false;
+  const Pid pid = space.pid();
+  const auto deadline = Clock::now() + std::min(timeout, kMapsAgain);
+  if (is_alone_in_its_namespace(pid)) return true;
+  for (;;) {
+    STASIS_TRY_ASSIGN(const bool is_mapped, is_mapped_in(pid, file));
+    if (is_mapped || in_first_user_namespace(pid) || !space.check_current()) return is_mapped;
+    if (Clock::now() >= deadline) {
+      return fail(
+          ErrorCode::kBusy,
+          fmt::format("process {} has the descriptor of an agent's page, and has not mapped "
+                      "the page yet, as after a restore in a user namespace",
+                      pid.value),
+          "if it was just restored, try again; if it has become another program (exec), "
+          "it has that descriptor to close");
+    }
     std::this_thread::sleep_for(kPoll);
   }
-  return true;
 }
 
 // As much as lies at the same place in all versions, which may be larger and smaller than ours.
@@ -227,9 +256,10 @@ Result<std::optional<ProbedAgent>> AgentClient::probe(Pid pid) {
   return now ? std::optional(now->agent) : std::optional<ProbedAgent>();
 }
 
-void AgentClient::note_hold(Pid pid) {
+void AgentClient::note_hold(Pid pid, const Pidfd& pidfd) {
   const auto seen = see(pid, O_RDWR);
-  if (!seen || !*seen || !(*seen)->agent.of_our_version) return;
+  // Or it is another process's, which has got the number.
+  if (!seen || !*seen || !(*seen)->agent.of_our_version || !pidfd.alive()) return;
   constexpr std::uint32_t kHeld = 1;
   (void)!::pwrite((*seen)->file.get(), &kHeld, sizeof kHeld, offsetof(ControlPage, held_before));
 }
@@ -274,7 +304,8 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details.ns_pid)) continue;
-    if (!becomes_mapped(*space, status)) {
+    STASIS_TRY_ASSIGN(const bool is_mapped, becomes_mapped(*space, status, timeout));
+    if (!is_mapped) {
       if (!pidfd.alive()) return std::optional<AgentClient>();
       return fail(refusal(
           {"lost-agent", Severity::kRed, pid,
