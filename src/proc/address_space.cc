@@ -149,27 +149,13 @@ std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t addr
                                          std::size_t size) const {
   // Not with lesser rights, which do not suffice to open another user's process.
   if (!is_of(pid_, birth_)) return 0;
-  const std::size_t done = move_with_lesser_rights(direction, address, data, size);
+  const std::size_t done =
+      rights_.move(direction == Direction::kRead ? LesserRights::Direction::kRead
+                                                 : LesserRights::Direction::kWrite,
+                   pid_, address, data, size);
   // What was read may be of the program that the process has become: then it is read again, from
   // what is no more.
   return direction == Direction::kRead && !is_of(pid_, birth_) ? 0 : done;
-}
-
-std::size_t AddressSpace::move_with_lesser_rights(Direction direction, std::uint64_t address,
-                                                  void* data, std::size_t size) const {
-  const LesserRights::Scope scope(rights_);
-  std::size_t done = 0;
-  while (scope.holds() && done < size) {
-    const iovec local{static_cast<std::byte*>(data) + done, size - done};
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the target's address
-    const iovec remote{reinterpret_cast<void*>(address + done), size - done};
-    const ssize_t moved = direction == Direction::kRead
-                              ? ::process_vm_readv(pid_.value, &local, 1, &remote, 1, 0)
-                              : ::process_vm_writev(pid_.value, &local, 1, &remote, 1, 0);
-    if (moved <= 0) break;
-    done += static_cast<std::size_t>(moved);
-  }
-  return done;
 }
 
 Result<void> AddressSpace::read(std::uint64_t address, void* data, std::size_t size) const {

@@ -69,8 +69,6 @@ class AddressSpace {
   using Direction = ServedPages::Access;
   std::size_t move_by_number(Direction direction, std::uint64_t address, void* data,
                              std::size_t size) const;
-  std::size_t move_with_lesser_rights(Direction direction, std::uint64_t address, void* data,
-                                      std::size_t size) const;
   static Result<AddressSpace> open_now(Pid pid);
   static Result<UniqueFd> open_memory(Pid pid);
   static bool is_of(Pid pid, const Birth& birth);

@@ -215,11 +215,12 @@ TEST_F(AddressSpaceTest, DoesNotWaitForPagesThatTheProgramProvides) {
     ::munmap(one, kSize);
 }
 
-// What the kernel refuses to the target's user it refuses to a thread with his rights.
-TEST_F(AddressSpaceTest, ThreadsWithLesserRightsMayNotReadAMorePowerfulProgram) {
+// What the kernel refuses to the target's user it refuses to who moves memory with his rights.
+TEST_F(AddressSpaceTest, WithLesserRightsAMorePowerfulProgramIsNotRead) {
   if (::getuid() != 0) GTEST_SKIP() << "not root";
   constexpr unsigned kUser = 65534;
-  std::vector<char> memory(4096, 's');
+  constexpr std::size_t kSize = std::size_t{1} << 20;
+  std::vector<char> memory(kSize, 's');
   const Child child([&] {
     if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, 0) != 0) ::_exit(1);
     ::prctl(PR_SET_DUMPABLE, 1);
@@ -244,20 +245,62 @@ TEST_F(AddressSpaceTest, ThreadsWithLesserRightsMayNotReadAMorePowerfulProgram) 
   go_->store(1);
   ASSERT_TRUE(wait_for([&] { return go_->load() == 3; }));
   const auto rights = LesserRights::of(plain.pid());
+  const auto address = reinterpret_cast<std::uint64_t>(memory.data());
   const auto reads = [&](Pid pid) {
-    char byte = 0;
-    const iovec local{&byte, 1};
-    const iovec remote{memory.data(), 1};
-    return ::process_vm_readv(pid.value, &local, 1, &remote, 1, 0) == 1;
+    std::vector<char> to(kSize, '-');
+    const auto done = rights.move(LesserRights::Direction::kRead, pid, address, to.data(), kSize);
+    return done == kSize && to == memory;
   };
-  EXPECT_TRUE(reads(child.pid()));
-  {
-    const LesserRights::Scope scope(rights);
-    ASSERT_TRUE(scope.holds());
-    EXPECT_FALSE(reads(child.pid()));
-    EXPECT_TRUE(reads(plain.pid()));
+  EXPECT_FALSE(reads(child.pid()));
+  EXPECT_TRUE(reads(plain.pid()));
+  std::vector<char> other(kSize, 'w');
+  const auto writes = [&](Pid pid) {
+    return rights.move(LesserRights::Direction::kWrite, pid, address, other.data(), kSize);
+  };
+  EXPECT_EQ(writes(plain.pid()), kSize);
+  EXPECT_EQ(writes(child.pid()), 0U);
+  EXPECT_FALSE(reads(plain.pid()));
+}
+
+// The target's user kills and stops whatever he may, all the time.
+TEST_F(AddressSpaceTest, WhoMovesWithLesserRightsIsNotOursToLose) {
+  if (::getuid() != 0) GTEST_SKIP() << "not root";
+  constexpr unsigned kUser = 65534;
+  constexpr std::size_t kSize = std::size_t{8} << 20;
+  constexpr int kRounds = 60;
+  std::vector<char> memory(kSize, 's');
+  const auto become_user = [] {
+    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
+  };
+  const Child target([&] {
+    become_user();
+    ::prctl(PR_SET_DUMPABLE, 1);
+    go_->store(2);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 2; }));
+  // Numbers that come next, and those of our threads.
+  const Child sniper([&, spared = target.pid().value, us = ::getpid()] {
+    become_user();
+    go_->store(3);
+    for (int i = 0;; ++i) {
+      for (int pid = us; pid < us + 400; ++pid) {
+        if (pid == spared || pid == ::getpid()) continue;
+        ::kill(pid, i % 2 == 0 ? SIGKILL : SIGSTOP);
+        ::syscall(SYS_tgkill, us, pid, SIGKILL);
+      }
+    }
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 3; }));
+  const auto space = AddressSpace::open(target.pid());
+  ASSERT_TRUE(space);
+  std::vector<char> read(kSize);
+  for (int i = 0; i < kRounds; ++i) {
+    std::fill(read.begin(), read.end(), '-');
+    ASSERT_TRUE(space->read(reinterpret_cast<std::uint64_t>(memory.data()), read.data(), kSize));
+    ASSERT_EQ(read, memory);
   }
-  EXPECT_TRUE(reads(child.pid()));
 }
 
 // A page that its server holds back is waited for in the kernel, and no signal ends that.
