@@ -12,13 +12,17 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
+#include <map>
 
 #include <fmt/format.h>
 
 #include "base/fd.h"
 #include "base/json_record.h"
+#include "base/units.h"
 #include "checkpoint/journal.h"
+#include "checkpoint/state_file.h"
 #include "proc/mounts.h"
 #include "proc/procfs.h"
 
@@ -55,7 +59,7 @@ Result<std::string> entries_directory() {
 Result<std::string> make_entries_directory() {
   auto directory = entries_directory();
   if (directory && ::mkdir(directory->c_str(), 0700) != 0 && errno != EEXIST)
-    return fail(errno_error("cannot make " + *directory, errno));
+    return fail(unwritable(errno_error("cannot make " + *directory, errno), *directory));
   return directory;
 }
 
@@ -118,27 +122,33 @@ UniqueFd open_of_user(const UniqueFd& directory, const std::string& path, uid_t 
 std::optional<uid_t> user_from(std::string_view digits) {
   uid_t user = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), user);
-  if (error != std::errc() || end != digits.data() + digits.size() || user == 0)
+  // As we write it: with zeros before it one user would have any number of directories.
+  if (error != std::errc() || end != digits.data() + digits.size() || user == 0 ||
+      std::to_string(user) != digits)
     return std::nullopt;
   return user;
 }
 
-void add_jobs_of(uid_t user, const UniqueFd& state, std::vector<JobEntry>& out) {
-  constexpr std::size_t kMostJobs = 1000;
+// Of each user, and of what is no record, too, wherever it is: one user hides no other's, and keeps
+// root not busy.
+struct Allowance {
+  std::size_t names = 1000;
+  std::size_t bytes = kMostOfUser;
+};
+
+void add_jobs_of(uid_t user, const UniqueFd& state, Allowance& allowance,
+                 std::vector<JobEntry>& out) {
   const UniqueFd jobs = open_of_user(state, "jobs" + pid_namespace_mark(), user, false);
   if (!jobs.valid()) return;
   const DirectoryStream dir = list_open(fmt::format("/proc/self/fd/{}", jobs.get()));
-  // Of each user, and of what is no record, too: one user hides no other's, and keeps root not
-  // busy.
-  std::size_t seen = 0;
-  std::size_t bytes_left = kMostOfUser;
-  while (const dirent* item = dir && seen++ < kMostJobs ? ::readdir(dir.get()) : nullptr) {
+  while (const dirent* item = dir && allowance.names > 0 ? ::readdir(dir.get()) : nullptr) {
+    --allowance.names;
     const std::string name = item->d_name;
     if (!name.ends_with(kEntryEnd)) continue;
     const UniqueFd file = open_of_user(jobs, name, user, true);
-    auto text = file.valid() ? read_file(file, name, bytes_left) : std::string();
+    auto text = file.valid() ? read_file(file, name, allowance.bytes) : std::string();
     if (!text) break;
-    bytes_left -= text->size();
+    allowance.bytes -= text->size();
     auto entry = record_from_text<JobEntry>(*text);
     if (!entry || entry->init.value != 0 || name != entry->name + std::string(kEntryEnd)) continue;
     struct stat process {};
@@ -197,13 +207,18 @@ Result<void> Registration::set_root(Pid root) {
   return write_entry_file(path_, entry_);
 }
 
-std::vector<JobEntry> all_jobs() {
+std::vector<JobEntry> own_jobs() {
   std::vector<JobEntry> out;
   const auto directory = entries_directory();
   if (!directory) return out;
   for_each_entry(*directory, [&](const std::string& path) {
     if (auto entry = read_entry_file(path)) out.push_back(std::move(*entry));
   });
+  return out;
+}
+
+std::vector<JobEntry> all_jobs() {
+  std::vector<JobEntry> out = own_jobs();
   auto of_users = jobs_of_users();
   std::move(of_users.begin(), of_users.end(), std::back_inserter(out));
   return out;
@@ -213,6 +228,10 @@ std::vector<JobEntry> jobs_of_users() {
   std::vector<JobEntry> out;
   const char* chosen = std::getenv("STASIS_STATE_DIR");
   if (::geteuid() != 0 || (chosen != nullptr && *chosen != '\0')) return out;
+  // A user may have sixty-five thousand others (subuid(5)).
+  constexpr std::chrono::seconds kLongest{3};
+  const auto deadline = Clock::now() + kLongest;
+  std::map<uid_t, Allowance> allowances;
   std::vector<std::string> of_others;
   if (const auto mounts = proc::mounts("self"))
     for (const proc::Mount& mount : *mounts)
@@ -227,8 +246,10 @@ std::vector<JobEntry> jobs_of_users() {
       if (!name.starts_with(before)) continue;
       const auto user = user_from(name.substr(before.size()));
       if (!user) continue;
+      if (Clock::now() > deadline) return;
+      Allowance& allowance = allowances[*user];
       if (!in_folder) {
-        add_jobs_of(*user, open_of_user(*open, item->d_name, *user, false), out);
+        add_jobs_of(*user, open_of_user(*open, item->d_name, *user, false), allowance, out);
         continue;
       }
       // systemd mounts a tmpfs there, which is root's. The directory is the user's, who may have
@@ -237,7 +258,8 @@ std::vector<JobEntry> jobs_of_users() {
           of_others.end())
         continue;
       auto runtime = open_file(open->get(), item->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-      if (runtime) add_jobs_of(*user, open_of_user(*runtime, "stasis", *user, false), out);
+      if (runtime)
+        add_jobs_of(*user, open_of_user(*runtime, "stasis", *user, false), allowance, out);
     }
   };
   search("/run/user", "", true);

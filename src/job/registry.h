@@ -59,7 +59,10 @@ class Registration {
   JobEntry entry_;
 };
 
-// All jobs whose process lives; for root also of_users().
+// The caller's own jobs whose process lives.
+std::vector<JobEntry> own_jobs();
+
+// The same; for root also jobs_of_users().
 std::vector<JobEntry> all_jobs();
 std::optional<JobEntry> find_job(const std::string& name);
 // For root without a state directory of its own choice: the programs that other users have started

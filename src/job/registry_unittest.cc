@@ -88,6 +88,12 @@ TEST_F(JobRegistry, OfOneUserNoMoreThanAMegabyteIsRead) {
     ASSERT_EQ(::chown(one.path().c_str(), kAlice, kAlice), 0);
   ASSERT_EQ(::chown(state.c_str(), kAlice, kAlice), 0);
   ::unsetenv("STASIS_STATE_DIR");
+  // Nor by another spelling of the number.
+  const fs::path other = "/tmp/stasis-065431";
+  fs::create_directories(other / jobs.filename());
+  fs::copy(jobs / "a.job", other / jobs.filename() / "a.job");
+  for (const fs::path& one : {other, other / jobs.filename(), other / jobs.filename() / "a.job"})
+    ASSERT_EQ(::chown(one.c_str(), kAlice, kAlice), 0);
   std::size_t found = 0;
   for (const JobEntry& one : jobs_of_users())
     found += one.process.pid.value == program ? 1 : 0;
@@ -95,6 +101,7 @@ TEST_F(JobRegistry, OfOneUserNoMoreThanAMegabyteIsRead) {
   ::kill(program, SIGKILL);
   ::waitpid(program, nullptr, 0);
   fs::remove_all(state);
+  fs::remove_all(other);
 }
 
 TEST_F(JobRegistry, ANameIsOneLifesAndAfterThatFree) {

@@ -41,8 +41,6 @@ Error no_such_job(const std::string& name) {
   std::vector<std::string> known;
   for (const JobEntry& entry : all_jobs())
     known.push_back(entry.name);
-  for (const JobEntry& entry : jobs_of_users())
-    known.push_back(entry.name);
   const std::string meant = closest(name, known);
   return {ErrorCode::kNoSuchProcess,
           fmt::format("no job has the name {}{}", name,
@@ -58,7 +56,8 @@ bool is_target(const std::string& text) { return as_number(text) || check_job_na
 Result<void> Target::find() {
   if (const auto number = as_number(text)) {
     pid = Pid{*number};
-    job = job_of(pid, all_jobs());
+    // Those of users are no jobs with numbers of their own.
+    job = job_of(pid, own_jobs());
     if (job && lives_here(*job)) job.reset();
     if (!job) return {};
     STASIS_TRY_ASSIGN(auto inside, number_inside(pid));
