@@ -105,7 +105,7 @@ class MountSearch {
     }
     if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
-        probe_file(pid, file);
+        if (!facts_.is_over()) probe_file(pid, file);
     }
     if (const auto mappings = facts_.mappings(pid)) probe_mappings(pid, *mappings);
   }

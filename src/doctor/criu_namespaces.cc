@@ -144,6 +144,7 @@ void probe_namespace_files(Facts& facts, const Processes& processes, Signs& out)
     const auto files = facts.open_files(info.pid);
     if (!files) continue;
     for (const proc::OpenFile& file : *files) {
+      if (facts.is_over()) return;
       const std::size_t at = file.path.find(":[");
       const bool is_one = at != std::string::npos &&
                           std::any_of(kKinds.begin(), kKinds.end(), [&](const char* kind) {

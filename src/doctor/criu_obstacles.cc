@@ -46,7 +46,10 @@ namespace doctor {
 
 void Signs::add(Pid pid, const Kind& kind, std::string value) {
   const std::scoped_lock lock(mutex_);
-  seen_[{pid.value, &kind}].push_back(std::move(value));
+  // Three are shown; a hostile program may have millions.
+  constexpr std::size_t kMost = 1000;
+  std::vector<std::string>& values = seen_[{pid.value, &kind}];
+  if (values.size() < kMost) values.push_back(std::move(value));
 }
 
 std::vector<Obstacle> Signs::obstacles(const std::vector<proc::ProcessInfo>& processes) const {
@@ -299,9 +302,10 @@ bool may_read_limits(const proc::ProcFs& procfs) {
 class Search {
  public:
   Search(const proc::ProcFs& procfs, const std::vector<GroupMember>& members,
-         const CriuOptions& options, bool simulated, std::span<const std::string> connected)
+         const CriuOptions& options, bool simulated, std::span<const std::string> connected,
+         const Interrupt& interrupt)
       : procfs_(procfs),
-        facts_(procfs),
+        facts_(procfs, &interrupt),
         options_(options),
         simulated_(simulated),
         connected_(connected) {
@@ -394,6 +398,7 @@ class Search {
     const auto files = facts_.open_files(pid);
     if (!files) return;
     for (const proc::OpenFile& file : *files) {
+      if (facts_.is_over()) return;
       if (is_drivers_file(file.path, simulated_)) continue;
       // The simulated driver's entry in the list of who uses a GPU, which is locked.
       if (simulated_ && file.path.find("/owner-") != std::string::npos) continue;
@@ -478,17 +483,20 @@ class Search {
     }
   }
 
-  // link_remap.N beside the file.
+  // link_remap.N beside the file: one is enough to be refused.
   void look_for_taken(Pid pid, std::string_view path) {
     constexpr std::string_view kOfCriu = "link_remap.";
     const std::string_view folder = path.substr(0, path.rfind('/') + 1);
+    if (!looked_in_.emplace(pid, folder).second) return;
     const auto names = list_open(fmt::format("/proc/{}/root{}", pid.value, folder));
     if (!names) return;
-    while (const dirent* entry = ::readdir(names.get())) {
+    while (const dirent* entry = facts_.is_over() ? nullptr : ::readdir(names.get())) {
       const std::string_view name = entry->d_name;
-      if (name.size() > kOfCriu.size() && name.starts_with(kOfCriu) &&
-          name.find_first_not_of("0123456789", kOfCriu.size()) == std::string_view::npos)
-        signs_.add(pid, kRemapTaken, fmt::format("{}{}", folder, name));
+      if (name.size() <= kOfCriu.size() || !name.starts_with(kOfCriu) ||
+          name.find_first_not_of("0123456789", kOfCriu.size()) != std::string_view::npos)
+        continue;
+      signs_.add(pid, kRemapTaken, fmt::format("{}{}", folder, name));
+      return;
     }
   }
 
@@ -659,6 +667,7 @@ class Search {
   std::map<ino_t, proc::TcpTable> tcp_sockets_;
   std::optional<proc::TcpReach> reach_;
   WatchSearch watches_;
+  std::set<std::pair<Pid, std::string>> looked_in_;  // for link_remap.N, by probe_files() alone
   Signs signs_;
 };
 
@@ -667,15 +676,16 @@ class Search {
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       const std::vector<GroupMember>& members,
                                       const CriuOptions& options, bool simulated,
-                                      std::span<const std::string> connected) {
-  auto found = Search(procfs, members, options, simulated, connected).run();
+                                      std::span<const std::string> connected,
+                                      const Interrupt& interrupt) {
+  auto found = Search(procfs, members, options, simulated, connected, interrupt).run();
   const bool any_red = worst(found) == Severity::kRed;
-  if (!any_red) return found;
+  if (!any_red || interrupt.requested()) return found;
   // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
   // is.
   constexpr std::chrono::milliseconds kMoment{30};
   std::this_thread::sleep_for(kMoment);
-  const auto again = Search(procfs, members, options, simulated, connected).run();
+  const auto again = Search(procfs, members, options, simulated, connected, interrupt).run();
   std::erase_if(found, [&](const Obstacle& one) {
     return one.severity == Severity::kRed &&
            std::none_of(again.begin(), again.end(), [&](const Obstacle& other) {

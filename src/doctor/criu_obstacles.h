@@ -24,6 +24,7 @@ namespace stasis {
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       const std::vector<GroupMember>& members,
                                       const CriuOptions& options, bool simulated,
-                                      std::span<const std::string> connected = {});
+                                      std::span<const std::string> connected,
+                                      const Interrupt& interrupt);
 
 }  // namespace stasis

@@ -147,6 +147,7 @@ class PipeSearch {
     const auto files = facts_.open_files(pid);
     if (!files) return;
     for (const proc::OpenFile& file : *files) {
+      if (facts_.is_over()) return;
       const bool may_be_fifo = file.path.starts_with("pipe:") || file.path.starts_with('/');
       if (!may_be_fifo) continue;
       const auto seen = probe_end(pid, file.descriptor);

@@ -82,7 +82,7 @@ class Search {
   void probe(Pid pid) {
     if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
-        probe_file(pid, file);
+        if (!facts_.is_over()) probe_file(pid, file);
     }
     const std::string folder = fmt::format("/proc/{}/cwd", pid.value);
     std::string path(PATH_MAX, '\0');

@@ -201,7 +201,7 @@ class SharedSearch {
   void learn(Pid pid) {
     if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
-        learn_file({pid, file.descriptor}, file.path);
+        if (!facts_.is_over()) learn_file({pid, file.descriptor}, file.path);
     }
     const auto mappings = facts_.mappings(pid);
     for (std::size_t i = 0; mappings && i < mappings->size(); ++i) {
@@ -273,7 +273,7 @@ class SharedSearch {
   void probe(const proc::ProcessInfo& info) {
     if (const auto files = facts_.procfs().open_files(info.pid)) {
       for (const proc::OpenFile& file : *files)
-        probe_file(info, {info.pid, file.descriptor}, file.path);
+        if (!facts_.is_over()) probe_file(info, {info.pid, file.descriptor}, file.path);
     }
     // Most processes share no memory: the others' mappings are read only where some of the tree's
     // may be there.

@@ -39,6 +39,7 @@ void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions
     const auto files = facts.open_files(info.pid);
     if (!files) continue;
     for (const proc::OpenFile& file : *files) {
+      if (facts.is_over()) return;
       // Those that have hung up are gone from /dev/pts, and dumped.
       if (!file.path.starts_with("/dev/") || file.path.ends_with(" (deleted)")) continue;
       const auto status =

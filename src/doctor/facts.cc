@@ -24,6 +24,7 @@ std::shared_ptr<const std::vector<Fact>> Facts::ask(Known<Fact>& known, Pid pid,
     if (const auto it = known.find(pid); it != known.end()) return it->second;
   }
   std::shared_ptr<const std::vector<Fact>> out;
+  if (is_over()) return out;
   if (Result<std::vector<Fact>> facts = read())
     out = std::make_shared<const std::vector<Fact>>(std::move(*facts));
   std::size_t bytes = sizeof(Fact);
@@ -44,7 +45,9 @@ std::shared_ptr<const std::vector<proc::Mapping>> Facts::mappings(Pid pid) {
 }
 
 std::vector<Tid> Facts::threads(Pid pid) {
-  return *ask(threads_, pid, [&] { return Result<std::vector<Tid>>(procfs_.threads(pid)); });
+  const auto out =
+      ask(threads_, pid, [&] { return Result<std::vector<Tid>>(procfs_.threads(pid)); });
+  return out ? *out : std::vector<Tid>();
 }
 
 ino_t Facts::namespace_at(std::string_view process, std::string_view kind) {

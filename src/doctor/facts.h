@@ -16,16 +16,21 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "base/interrupt.h"
 #include "proc/procfs.h"
 
 namespace stasis::doctor {
 
 class Facts {
  public:
-  explicit Facts(const proc::ProcFs& procfs) : procfs_(procfs) {}
+  explicit Facts(const proc::ProcFs& procfs, const Interrupt* interrupt = nullptr)
+      : procfs_(procfs), interrupt_(interrupt) {}
 
   const proc::ProcFs& procfs() const { return procfs_; }
-  // Null if it cannot be read.
+  // A stop was requested: what was found by then is of no use, and a process may have half a
+  // million open files to look at.
+  bool is_over() const { return interrupt_ != nullptr && interrupt_->requested(); }
+  // Null if it cannot be read, or all is over.
   std::shared_ptr<const std::vector<proc::OpenFile>> open_files(Pid pid);
   std::shared_ptr<const std::vector<proc::Mapping>> mappings(Pid pid);
   std::vector<Tid> threads(Pid pid);
@@ -46,6 +51,7 @@ class Facts {
   ino_t namespace_at(std::string_view process, std::string_view kind);
 
   const proc::ProcFs& procfs_;
+  const Interrupt* interrupt_;
   std::mutex mutex_;
   std::size_t bytes_ = 0;
   Known<proc::OpenFile> files_;

@@ -229,8 +229,10 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
          {},
          "it hangs on a terminal or a session of another program: --shell-job will be set"});
   }
-  for (Obstacle& obstacle : find_undumpable(procfs, group.members(), options, simulated, connected))
+  for (Obstacle& obstacle :
+       find_undumpable(procfs, group.members(), options, simulated, connected, interrupt))
     out.push_back(std::move(obstacle));
+  STASIS_TRY(interrupt.check());
   return out;
 }
 

@@ -105,8 +105,10 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   std::vector<std::string> reasons;
   std::set<std::string> remedies;
   std::vector<Obstacle> obstacles;
-  for (Obstacle& obstacle :
-       find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated, connected)) {
+  auto found = find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated,
+                               connected, env.interrupt);
+  STASIS_TRY(env.interrupt.check());
+  for (Obstacle& obstacle : found) {
     if (is_told(obstacle.id.name())) env.tell(obstacle.what);
     if (obstacle.severity != Severity::kRed) continue;
     if (lost && obstacle.id == "link-remap") {
