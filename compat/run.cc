@@ -11,6 +11,7 @@
 #include "base/printable.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
+#include "checkpoint/process_lock.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
@@ -162,7 +163,7 @@ class Tool {
   // What it has on each GPU is known only as long as it has it.
   Result<void> checkpoint(Process& process) const {
     STASIS_TRY(refuse_loss_by_driver(process));
-    direct::AgentClient::note_hold(process.pid());
+    direct::AgentClient::note_hold(process.pid(), process.pidfd());
     const auto use = driver_.memory_by_process();
     const auto before = recall_suspended(process);
     const std::string image = before ? before->image : std::string();
@@ -205,6 +206,9 @@ class Tool {
                                          action_name(options_.action), options_.pid_text);
     auto process = open();
     if (!process) return report(what, process.error());
+    // As `stasis` does, also one of another user's.
+    const auto lock = lock_processes({process->pid()});
+    if (!lock) return report(what, lock.error());
     Result<void> done;
     switch (options_.action) {
       case Action::kLock:
@@ -247,6 +251,8 @@ class Tool {
         !free && free.error().code == ErrorCode::kBusy) {
       return report(what, free.error());
     }
+    const auto alone = lock_processes({process->pid()});
+    if (!alone) return report(what, alone.error());
     auto before = process->state();
     if (!before) return report(what, before.error());
     auto journal = announce(*process, *before);

@@ -523,7 +523,8 @@ Result<void> DumpSession::State::checkpoint() {
   if (done) done = refuse_obstacles();
   if (done) done = refuse_late_workers();
   for (const GroupMember& member : group->members())
-    if (member.initial) direct::AgentClient::note_hold(member.process.pid());
+    if (member.initial)
+      direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
   if (done) done = group->checkpoint(progress, interrupt);
   for (const GroupMember& member : group->members()) {
     if (!done) return done;

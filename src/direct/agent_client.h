@@ -111,7 +111,7 @@ class AgentClient {
   static bool is_out_of_reach(Pid pid);
   // Writes down, for those who look later, that the driver is about to hold the process. Where
   // there is no agent, or it cannot be reached, nothing.
-  static void note_hold(Pid pid);
+  static void note_hold(Pid pid, const Pidfd& pidfd);
 
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }

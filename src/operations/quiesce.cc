@@ -73,7 +73,8 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
     if (!replaced && options.for_dump) return replaced;
     if (!replaced) env.tell("a later dump may be refused: " + replaced.error().to_string());
     for (const GroupMember& member : group.members())
-      if (member.initial) direct::AgentClient::note_hold(member.process.pid());
+      if (member.initial)
+        direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
     STASIS_TRY(group.checkpoint(env.progress, env.interrupt));
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
     STASIS_TRY_ASSIGN(more, group.probe_again());

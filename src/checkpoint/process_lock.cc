@@ -1,4 +1,4 @@
-#include "operations/process_lock.h"
+#include "checkpoint/process_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -15,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/journal.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 namespace {
@@ -40,6 +42,19 @@ std::optional<Pid> holder_of(const UniqueFd& file) {
   return std::nullopt;
 }
 
+// By its program: ours, or one of that name.
+bool is_stasis(const proc::ProcessInfo& process) {
+  struct stat its {};
+  struct stat ours {};
+  const std::string program = fmt::format("/proc/{}/exe", process.pid.value);
+  if (::stat(program.c_str(), &its) == 0 && ::stat("/proc/self/exe", &ours) == 0 &&
+      its.st_dev == ours.st_dev && its.st_ino == ours.st_ino)
+    return true;
+  std::error_code failed;
+  const auto name = std::filesystem::read_symlink(program, failed).filename().string();
+  return process.comm.starts_with("stasis") || name.starts_with("stasis");
+}
+
 Error is_locked(Pid pid, const UniqueFd& file) {
   const auto holder = holder_of(file);
   if (!holder) {
@@ -47,6 +62,13 @@ Error is_locked(Pid pid, const UniqueFd& file) {
         ErrorCode::kBusy,
         fmt::format("a stasis that cannot be seen from here is working on process {}", pid.value),
         "wait for it to end; it may be in another container"};
+  }
+  if (const auto process = proc::ProcFs().process(*holder); process && !is_stasis(*process)) {
+    return {ErrorCode::kBusy,
+            fmt::format("process {} ({}), which is no stasis, holds a lock on /proc/{}/environ, by "
+                        "which a stasis keeps others from a process",
+                        holder->value, process->comm, pid.value),
+            fmt::format("end it (`kill {}`), or have it give the lock up", holder->value)};
   }
   return busy_with(fmt::format("another stasis, process {},", holder->value), *holder, pid);
 }
