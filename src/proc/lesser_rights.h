@@ -6,7 +6,7 @@
 // for the caller's real user and group and for CAP_SYS_PTRACE (__ptrace_may_access() of
 // kernel/ptrace.c); a setuid program has another user, or is not dumpable.
 //
-// Whoever has a process's real user may kill and stop it (kill_ok_by_cred() of kernel/signal.c),
+// A user may kill and stop all that has the same real user (kill_ok_by_cred() of kernel/signal.c),
 // and a thread's death is its process's. So a short-lived process that shares our memory does that,
 // one for each piece, and what happens to it happens to nothing else.
 //
