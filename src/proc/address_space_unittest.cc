@@ -16,8 +16,10 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "proc/process_file.h"
@@ -260,6 +262,39 @@ TEST_F(AddressSpaceTest, WithLesserRightsAMorePowerfulProgramIsNotRead) {
   EXPECT_EQ(writes(plain.pid()), kSize);
   EXPECT_EQ(writes(child.pid()), 0U);
   EXPECT_FALSE(reads(plain.pid()));
+}
+
+// Root has all rights in a namespace that it has made, whatever it gives up.
+TEST_F(AddressSpaceTest, OfAnotherUserNamespaceNothingIsMovedByNumber) {
+  if (::getuid() != 0) GTEST_SKIP() << "not root";
+  constexpr std::size_t kSize = std::size_t{1} << 20;
+  std::vector<char> memory(kSize, 's');
+  const Child child([&] {
+    if (::unshare(CLONE_NEWUSER) != 0) ::_exit(1);
+    go_->store(2);
+    while (go_->load() != 3)
+      ::usleep(200);
+    if (::setresgid(1000, 1000, 1000) != 0 || ::setresuid(1000, 1000, 1000) != 0) ::_exit(1);
+    ::prctl(PR_SET_DUMPABLE, 1);
+    go_->store(4);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 2; }));
+  for (const char* map : {"uid_map", "gid_map"})
+    std::ofstream(fmt::format("/proc/{}/{}", child.pid().value, map))
+        << "0 100000 65536" << std::flush;
+  go_->store(3);
+  ASSERT_TRUE(wait_for([&] { return go_->load() == 4; }));
+  std::vector<char> to(kSize);
+  const auto address = reinterpret_cast<std::uint64_t>(memory.data());
+  EXPECT_EQ(LesserRights::of(child.pid())
+                .move(LesserRights::Direction::kRead, child.pid(), address, to.data(), kSize),
+            0U);
+  const auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  EXPECT_TRUE(space->read(address, to.data(), kSize));
+  EXPECT_EQ(to, memory);
 }
 
 // The target's user kills and stops whatever he may, all the time.

@@ -72,7 +72,8 @@ bool in_our_user_namespace(Pid pid) {
   struct stat its {};
   struct stat ours {};
   return ::stat(fmt::format("/proc/{}/ns/user", pid.value).c_str(), &its) == 0 &&
-         ::stat("/proc/self/ns/user", &ours) == 0 && its.st_ino == ours.st_ino;
+         ::stat("/proc/self/ns/user", &ours) == 0 && its.st_dev == ours.st_dev &&
+         its.st_ino == ours.st_ino;
 }
 
 using CapabilityData = std::array<__user_cap_data_struct, _LINUX_CAPABILITY_U32S_3>;
@@ -108,8 +109,11 @@ LesserRights LesserRights::of(Pid pid) {
   out.uid_ = target->uid[0];
   out.gid_ = target->gid[0];
   const bool same_user = out.uid_ == ::getuid() && out.gid_ == ::getgid();
-  const bool may_all = target->is_one_user() && target->uid[0] == 0 &&
-                       (out.permitted_ & ~target->permitted) == 0 && in_our_user_namespace(pid);
+  // What our effective user has made of namespaces is ours whatever rights we have given up
+  // (cap_capable() of security/commoncap.c): a container's setuid program would be no other user's.
+  if (!in_our_user_namespace(pid)) return out;
+  const bool may_all =
+      target->is_one_user() && target->uid[0] == 0 && (out.permitted_ & ~target->permitted) == 0;
   if ((out.effective_ & kTrace) == 0 || may_all)
     out.way_ = Way::kAsItIs;
   else if (target->is_one_user() && (same_user || (out.effective_ & kChangeUser) == kChangeUser))
@@ -127,6 +131,7 @@ struct Errand {
   std::size_t size = 0;
   unsigned uid = 0;
   unsigned gid = 0;
+  int owner = 0;  // our process
   __user_cap_header_struct header{};
   CapabilityData capabilities{};  // without CAP_SYS_PTRACE
   std::atomic<std::size_t> done = 0;
@@ -153,11 +158,14 @@ STASIS_UNINSTRUMENTED long call(long number, unsigned long a, unsigned long b, u
 // are ours the target's user cannot trace it.
 STASIS_UNINSTRUMENTED int run_errand(void* what) {
   Errand& errand = *static_cast<Errand*>(what);
+  // First: one that outlived us would keep our descriptors, and the locks by them.
+  if (call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0, 0) != 0 ||
+      call(SYS_getppid, 0, 0, 0, 0, 0, 0) != errand.owner)
+    return 1;
   if (call(SYS_setresgid, errand.gid, kUnchanged, kUnchanged, 0, 0, 0) != 0 ||
       call(SYS_setresuid, errand.uid, kUnchanged, kUnchanged, 0, 0, 0) != 0 ||
       call(SYS_capset, reinterpret_cast<unsigned long>(&errand.header),
-           reinterpret_cast<unsigned long>(&errand.capabilities), 0, 0, 0, 0) != 0 ||
-      call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0, 0) != 0)
+           reinterpret_cast<unsigned long>(&errand.capabilities), 0, 0, 0, 0) != 0)
     return 1;
   std::size_t done = 0;
   while (done < errand.size) {
@@ -175,19 +183,32 @@ STASIS_UNINSTRUMENTED int run_errand(void* what) {
   return 0;
 }
 
-// Until it has ended; one that takes too long is killed.
-void wait_for_end(const UniqueFd& process, std::chrono::milliseconds timeout) {
-  pollfd ended{process.get(), POLLIN, 0};
+// Until it has ended: it uses our stack. One that takes too long is killed. Its user may have put
+// it where it gets no time; what he may set of that we set again. Whether it ended by itself.
+bool wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds timeout) {
+  constexpr int kPoll = 50;  // milliseconds
   const auto deadline = Clock::now() + timeout;
-  int got = 0;
-  do {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    got = ::poll(&ended, 1, static_cast<int>(std::max(left, std::chrono::milliseconds(0)).count()));
-  } while (got < 0 && errno == EINTR);
-  if (got <= 0) (void)::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
-  siginfo_t info{};
-  (void)TEMP_FAILURE_RETRY(::waitid(static_cast<idtype_t>(P_PIDFD),
-                                    static_cast<id_t>(process.get()), &info, WEXITED | __WALL));
+  bool killed = false;
+  int status = 0;
+  for (;;) {
+    // Without a pidfd, on an old kernel, it just waits a little.
+    pollfd ends{pidfd.get(), POLLIN, 0};
+    (void)::poll(&ends, 1, pidfd.valid() ? kPoll : 1);
+    const pid_t ended = ::waitpid(process, &status, WNOHANG | __WALL);
+    if (ended == process || (ended < 0 && errno != EINTR)) break;
+    if (Clock::now() >= deadline) {
+      killed = true;
+      (void)::kill(process, SIGKILL);
+      const sched_param usual{};
+      cpu_set_t all;
+      CPU_ZERO(&all);
+      for (std::size_t i = 0; i < CPU_SETSIZE; ++i)
+        CPU_SET(i, &all);
+      (void)::sched_setscheduler(process, SCHED_OTHER, &usual);
+      (void)::sched_setaffinity(process, sizeof all, &all);
+    }
+  }
+  return !killed && WIFEXITED(status);
 }
 
 }  // namespace
@@ -204,21 +225,23 @@ std::size_t LesserRights::move_by_process(Direction direction, Pid pid, std::uin
                 .size = size,
                 .uid = uid_,
                 .gid = gid_,
+                .owner = ::getpid(),
                 .header = this_thread(),
                 .capabilities = words_of(effective_ & ~kTrace, permitted_, inheritable_)};
   // Such as it may be sent wait in it for ever; but for two, which end or stop nothing but itself.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  if (::pthread_sigmask(SIG_SETMASK, &all, &before) != 0) return 0;
-  int process = -1;
+  // Without the C library, which leaves two of its own out.
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  std::uint64_t before = 0;
+  if (::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &kAll, &before, sizeof before) != 0) return 0;
   // Not CLONE_SIGHAND: threads alone may be killed only together. No signal tells of its end, so
   // that those who wait for other children do not see it.
-  const int cloned = ::clone(&run_errand, stack.data() + stack.size(),
-                             CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_PIDFD, &errand, &process);
-  if (cloned > 0)
-    wait_for_end(UniqueFd(process), std::chrono::milliseconds(2000 + size / kSlowest));
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  int pidfd = -1;
+  const int process = ::clone(&run_errand, stack.data() + stack.size(),
+                              CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_PIDFD, &errand, &pidfd);
+  const UniqueFd ends(pidfd);
+  if (process > 0 && !wait_for_end(process, ends, std::chrono::milliseconds(200 + size / kSlowest)))
+    given_up_->store(true);
+  (void)::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, sizeof before);
   return errand.done.load(std::memory_order_acquire);
 }
 
@@ -226,7 +249,7 @@ std::size_t LesserRights::move(Direction direction, Pid pid, std::uint64_t addre
                                std::size_t size) const {
   // To make and end a process takes some 50 microseconds, in which a descriptor moves as much.
   constexpr std::size_t kWorthAProcess = std::size_t{512} << 10;
-  if (way_ == Way::kGivenUp && size >= kWorthAProcess)
+  if (way_ == Way::kGivenUp && size >= kWorthAProcess && !given_up_->load())
     return move_by_process(direction, pid, address, data, size);
   std::size_t done = 0;
   while (way_ == Way::kAsItIs && done < size) {

@@ -10,11 +10,13 @@
 // and a thread's death is its process's. So a short-lived process that shares our memory does that,
 // one for each piece, and what happens to it happens to nothing else.
 //
-// Immutable; thread-safe.
+// Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "base/ids.h"
 
@@ -33,7 +35,8 @@ class LesserRights {
 
  private:
   enum class Way {
-    kNever,    // the kernel would refuse, or too little is known
+    kNever,    // the kernel would refuse, or not refuse a more powerful program, or too little is
+               // known
     kAsItIs,   // the tool may do no more than the target's user, or the target may do all
     kGivenUp,  // by a process that gives up the rights beyond those
   };
@@ -43,6 +46,8 @@ class LesserRights {
   std::uint64_t effective_ = 0;  // the tool's capabilities
   std::uint64_t permitted_ = 0;
   std::uint64_t inheritable_ = 0;
+  // One of the processes was killed or stopped, as they all may be: no more are made.
+  std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
 
   friend struct Errand;
   std::size_t move_by_process(Direction direction, Pid pid, std::uint64_t address, void* data,
