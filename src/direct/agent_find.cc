@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -108,18 +109,30 @@ bool is_alone_in_its_namespace(Pid pid) {
   });
 }
 
-// An agent that was restored in a user namespace maps its page again, within a second (ADR 36); one
-// elsewhere has it from the start. kBusy: it may still do so.
+// Of a process that was restored, that is since then.
+bool is_young(Pid pid) {
+  constexpr double kYoung = 5;  // seconds
+  const auto info = proc::ProcFs().process(pid);
+  timespec now{};
+  if (!info || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return false;
+  const double started =
+      static_cast<double>(info->start_ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return static_cast<double>(now.tv_sec) - started < kYoung;
+}
+
+// An agent that was saved in a user namespace maps its page again, within a second of the restore
+// there or elsewhere (ADR 36). kBusy: it may still do so.
 Result<bool> becomes_mapped(const proc::AddressSpace& space, const struct stat& file,
                             std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kMapsAgain{5000};
   constexpr std::chrono::milliseconds kPoll{20};
   const Pid pid = space.pid();
   const auto deadline = Clock::now() + std::min(timeout, kMapsAgain);
-  if (is_alone_in_its_namespace(pid)) return true;
   for (;;) {
     STASIS_TRY_ASSIGN(const bool is_mapped, is_mapped_in(pid, file));
-    if (is_mapped || in_first_user_namespace(pid) || !space.check_current()) return is_mapped;
+    const bool may_come = !in_first_user_namespace(pid) || is_young(pid);
+    if (is_mapped || !may_come || !space.check_current()) return is_mapped;
+    if (is_alone_in_its_namespace(pid)) return true;
     if (Clock::now() >= deadline) {
       return fail(
           ErrorCode::kBusy,
