@@ -11,7 +11,6 @@
 #include "base/printable.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
-#include "checkpoint/process_lock.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
@@ -206,9 +205,6 @@ class Tool {
                                          action_name(options_.action), options_.pid_text);
     auto process = open();
     if (!process) return report(what, process.error());
-    // As `stasis` does, also one of another user's.
-    const auto lock = lock_processes({process->pid()});
-    if (!lock) return report(what, lock.error());
     Result<void> done;
     switch (options_.action) {
       case Action::kLock:
@@ -251,8 +247,6 @@ class Tool {
         !free && free.error().code == ErrorCode::kBusy) {
       return report(what, free.error());
     }
-    const auto alone = lock_processes({process->pid()});
-    if (!alone) return report(what, alone.error());
     auto before = process->state();
     if (!before) return report(what, before.error());
     auto journal = announce(*process, *before);

@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "checkpoint/process_lock.h"
 #include "direct/agent_client.h"
 #include "direct/stillness.h"
 #include "image/image_reader.h"
 #include "operations/leftovers.h"
+#include "operations/process_lock.h"
 #include "operations/refusals.h"
 #include "proc/parking.h"
 

@@ -1,8 +1,9 @@
-#include "checkpoint/process_lock.h"
+#include "operations/process_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include <cerrno>
 #include <chrono>
@@ -30,14 +31,15 @@ constexpr std::chrono::milliseconds kProcessLockPause{4};
 std::optional<Pid> holder_of(const UniqueFd& file) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) return std::nullopt;
-  const std::string inode = fmt::format(":{}", status.st_ino);
+  const std::string file_place =
+      fmt::format("{:02x}:{:02x}:{}", major(status.st_dev), minor(status.st_dev), status.st_ino);
   std::ifstream locks("/proc/locks");
   std::string number, kind, advisory, access, place;
   pid_t pid = 0;
   for (std::string line; std::getline(locks, line);) {
     std::istringstream fields(line);
     if (!(fields >> number >> kind >> advisory >> access >> pid >> place)) continue;
-    if (kind == "FLOCK" && pid > 0 && place.ends_with(inode)) return Pid{pid};
+    if (kind == "FLOCK" && pid > 0 && place == file_place) return Pid{pid};
   }
   return std::nullopt;
 }
