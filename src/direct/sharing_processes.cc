@@ -134,7 +134,9 @@ std::vector<SharingProcess> find_silent_owners(const std::set<Pid>& members) {
     const std::uint32_t made = direct::AgentClient::services_of(info.pid);
     if (made == 0) continue;
     const auto asked_by = services_of(info.pid);
-    if (asked_by && asked_by->size() < made) out.push_back({info.pid, info.comm});
+    if (!asked_by || asked_by->size() >= made) continue;
+    // One that has just ended gave up its memory before its sockets.
+    if (direct::AgentClient::services_of(info.pid) != 0) out.push_back({info.pid, info.comm});
   }
   return out;
 }
