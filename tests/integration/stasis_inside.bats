@@ -433,6 +433,7 @@ share_beside() {
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 test -s "$BATS_TEST_TMPDIR/import.done"
+  wait_until 60 target_is_up
   refused_untouched suspend "$TARGET"
 }
 
