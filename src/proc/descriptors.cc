@@ -48,6 +48,10 @@ Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number) {
                     number, pid.value),
         "do not trust that process");
   }
+  return take_nameless(pid, process, number);
+}
+
+Result<UniqueFd> take_nameless(Pid pid, const Pidfd& process, int number) {
   UniqueFd taken(static_cast<int>(::syscall(SYS_pidfd_getfd, process.fd(), number, 0)));
   if (taken.valid()) return taken;
   return fail(errno_error(fmt::format("cannot take descriptor {} of process {}", number, pid.value),

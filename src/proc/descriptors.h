@@ -25,5 +25,8 @@ std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc
 // address space looks afterwards whether the process still runs in that. kNotSupported of a file
 // that a program serves (served_files.h): to close it would wait for that.
 Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number);
+// The same without that look, which takes 0.3 ms: of what is the kernel's own, as its link in
+// /proc/PID/fd says that has no path ("socket:[1]", "pipe:[2]", "anon_inode:[eventpoll]").
+Result<UniqueFd> take_nameless(Pid pid, const Pidfd& process, int number);
 
 }  // namespace stasis::proc

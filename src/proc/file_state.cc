@@ -60,7 +60,9 @@ std::vector<FileState> file_states(Pid pid) {
   for (const OpenFile& file : *files) {
     const bool is_epoll = file.path == kEpoll;
     if (!is_epoll && !may_signal(pid, file)) continue;
-    const auto copy = take_descriptor(pid, *process, file.descriptor);
+    // A server has thousands of connections, and stands still meanwhile.
+    const auto copy = file.path.starts_with('/') ? take_descriptor(pid, *process, file.descriptor)
+                                                 : take_nameless(pid, *process, file.descriptor);
     if (!copy) continue;
     FileState state;
     PollParameters polling;
