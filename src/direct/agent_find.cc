@@ -317,9 +317,10 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details.ns_pid)) continue;
-    STASIS_TRY_ASSIGN(const bool is_mapped, becomes_mapped(*space, status, timeout));
-    if (!is_mapped) {
-      if (!pidfd.alive()) return std::optional<AgentClient>();
+    const auto is_mapped = becomes_mapped(*space, status, timeout);
+    if (!pidfd.alive()) return std::optional<AgentClient>();
+    if (!is_mapped) return fail(is_mapped.error());
+    if (!*is_mapped) {
       return fail(refusal(
           {"lost-agent", Severity::kRed, pid,
            fmt::format("process {} has the descriptor of an agent's page, and not the page: "
