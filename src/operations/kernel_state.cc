@@ -9,9 +9,6 @@
 #include <chrono>
 #include <ctime>
 #include <map>
-#include <optional>
-#include <sstream>
-#include <string_view>
 
 #include <fmt/format.h>
 
@@ -96,30 +93,20 @@ std::vector<TimerRecord> read_timers(Pid pid) {
   return records;
 }
 
-// In its own PID namespace; nothing if it is no thread of the process any more.
-std::optional<int> number_of_thread(Pid pid, Tid thread) {
-  const auto text =
-      read_file(AT_FDCWD, fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
-  constexpr std::string_view kKey = "\nNSpid:";
-  const std::size_t at = text ? text->find(kKey) : std::string::npos;
-  if (at == std::string::npos) return std::nullopt;
-  std::istringstream numbers(text->substr(at + kKey.size(), text->find('\n', at + 1) - at));
-  std::optional<int> last;
-  for (int number = 0; numbers >> number;)
-    last = number;
-  return last;
+// In its own PID namespace; 0 if it has ended. It may be another process's.
+std::uint32_t own_number_of(Tid thread) {
+  if (thread.value == 0) return 0;
+  const auto details = proc::ProcFs().details(Pid{thread.value});
+  return details ? static_cast<std::uint32_t>(details->ns_pid) : 0;
 }
 
 std::vector<FileStateRecord> read_files(Pid pid) {
   std::vector<FileStateRecord> records;
   for (const proc::FileState& file : proc::file_states(pid)) {
     if (records.size() == manifest_format::kMaxFileStates) break;
-    // By the number that the process itself has for it.
-    const auto owner =
-        file.owner_thread.value == 0 ? std::nullopt : number_of_thread(pid, file.owner_thread);
     records.push_back({file.descriptor, file.exclusive, file.polling.microseconds,
                        file.polling.budget, file.polling.prefer, file.signals,
-                       static_cast<std::uint32_t>(owner.value_or(0))});
+                       own_number_of(file.owner_thread)});
   }
   return records;
 }

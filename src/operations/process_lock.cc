@@ -44,7 +44,7 @@ std::optional<Pid> holder_of(const UniqueFd& file) {
   return std::nullopt;
 }
 
-// By its program: ours, or one of that name.
+// By its program: ours, one of that name, or one that acts by our library, as Python's.
 bool is_stasis(const proc::ProcessInfo& process) {
   struct stat its {};
   struct stat ours {};
@@ -54,7 +54,9 @@ bool is_stasis(const proc::ProcessInfo& process) {
     return true;
   std::error_code failed;
   const auto name = std::filesystem::read_symlink(program, failed).filename().string();
-  return process.comm.starts_with("stasis") || name.starts_with("stasis");
+  const auto has_library = proc::ProcFs().maps_file(process.pid, "libstasis.so");
+  return process.comm.starts_with("stasis") || name.starts_with("stasis") ||
+         (has_library && *has_library);
 }
 
 Error is_locked(Pid pid, const UniqueFd& file) {
