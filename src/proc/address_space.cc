@@ -149,10 +149,7 @@ std::size_t AddressSpace::move_by_number(Direction direction, std::uint64_t addr
                                          std::size_t size) const {
   // Not with lesser rights, which do not suffice to open another user's process.
   if (!is_of(pid_, birth_)) return 0;
-  const std::size_t done =
-      rights_.move(direction == Direction::kRead ? LesserRights::Direction::kRead
-                                                 : LesserRights::Direction::kWrite,
-                   pid_, address, data, size);
+  const std::size_t done = rights_.move(direction, pid_, address, data, size);
   // What was read may be of the program that the process has become: then it is read again, from
   // what is no more.
   return direction == Direction::kRead && !is_of(pid_, birth_) ? 0 : done;

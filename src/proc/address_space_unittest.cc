@@ -250,14 +250,14 @@ TEST_F(AddressSpaceTest, WithLesserRightsAMorePowerfulProgramIsNotRead) {
   const auto address = reinterpret_cast<std::uint64_t>(memory.data());
   const auto reads = [&](Pid pid) {
     std::vector<char> to(kSize, '-');
-    const auto done = rights.move(LesserRights::Direction::kRead, pid, address, to.data(), kSize);
+    const auto done = rights.move(ServedPages::Access::kRead, pid, address, to.data(), kSize);
     return done == kSize && to == memory;
   };
   EXPECT_FALSE(reads(child.pid()));
   EXPECT_TRUE(reads(plain.pid()));
   std::vector<char> other(kSize, 'w');
   const auto writes = [&](Pid pid) {
-    return rights.move(LesserRights::Direction::kWrite, pid, address, other.data(), kSize);
+    return rights.move(ServedPages::Access::kWrite, pid, address, other.data(), kSize);
   };
   EXPECT_EQ(writes(plain.pid()), kSize);
   EXPECT_EQ(writes(child.pid()), 0U);
@@ -289,7 +289,7 @@ TEST_F(AddressSpaceTest, OfAnotherUserNamespaceNothingIsMovedByNumber) {
   std::vector<char> to(kSize);
   const auto address = reinterpret_cast<std::uint64_t>(memory.data());
   EXPECT_EQ(LesserRights::of(child.pid())
-                .move(LesserRights::Direction::kRead, child.pid(), address, to.data(), kSize),
+                .move(ServedPages::Access::kRead, child.pid(), address, to.data(), kSize),
             0U);
   const auto space = AddressSpace::open(child.pid());
   ASSERT_TRUE(space);

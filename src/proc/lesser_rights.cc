@@ -121,6 +121,8 @@ LesserRights LesserRights::of(Pid pid) {
   return out;
 }
 
+namespace {
+
 // What the process does and has done. It has our memory and a stack of its own, and its thread's
 // variables are those of the thread that waits for it: so it calls the kernel and nothing else.
 struct Errand {
@@ -136,8 +138,6 @@ struct Errand {
   CapabilityData capabilities{};  // without CAP_SYS_PTRACE
   std::atomic<std::size_t> done = 0;
 };
-
-namespace {
 
 #define STASIS_UNINSTRUMENTED __attribute__((no_sanitize("address", "undefined", "thread")))
 
@@ -213,12 +213,13 @@ bool wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds 
 
 }  // namespace
 
-std::size_t LesserRights::move_by_process(Direction direction, Pid pid, std::uint64_t address,
-                                          void* data, std::size_t size) const {
+std::size_t LesserRights::move_by_process(ServedPages::Access access, Pid pid,
+                                          std::uint64_t address, void* data,
+                                          std::size_t size) const {
   constexpr std::size_t kStack = 16384;
   constexpr std::size_t kSlowest = 500'000;  // bytes in a millisecond
   alignas(16) std::array<std::byte, kStack> stack;
-  Errand errand{.write = direction == Direction::kWrite,
+  Errand errand{.write = access == ServedPages::Access::kWrite,
                 .pid = pid.value,
                 .address = address,
                 .data = static_cast<std::byte*>(data),
@@ -245,18 +246,18 @@ std::size_t LesserRights::move_by_process(Direction direction, Pid pid, std::uin
   return errand.done.load(std::memory_order_acquire);
 }
 
-std::size_t LesserRights::move(Direction direction, Pid pid, std::uint64_t address, void* data,
-                               std::size_t size) const {
+std::size_t LesserRights::move(ServedPages::Access access, Pid pid, std::uint64_t address,
+                               void* data, std::size_t size) const {
   // To make and end a process takes some 50 microseconds, in which a descriptor moves as much.
   constexpr std::size_t kWorthAProcess = std::size_t{512} << 10;
   if (way_ == Way::kGivenUp && size >= kWorthAProcess && !given_up_->load())
-    return move_by_process(direction, pid, address, data, size);
+    return move_by_process(access, pid, address, data, size);
   std::size_t done = 0;
   while (way_ == Way::kAsItIs && done < size) {
     const iovec local{static_cast<std::byte*>(data) + done, size - done};
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the target's address
     const iovec remote{reinterpret_cast<void*>(address + done), size - done};
-    const ssize_t moved = direction == Direction::kRead
+    const ssize_t moved = access == ServedPages::Access::kRead
                               ? ::process_vm_readv(pid.value, &local, 1, &remote, 1, 0)
                               : ::process_vm_writev(pid.value, &local, 1, &remote, 1, 0);
     if (moved <= 0) break;

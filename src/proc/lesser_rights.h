@@ -19,6 +19,7 @@
 #include <memory>
 
 #include "base/ids.h"
+#include "proc/served_files.h"
 
 namespace stasis::proc {
 
@@ -27,10 +28,9 @@ class LesserRights {
   // Of a process as it is now.
   static LesserRights of(Pid pid);
 
-  enum class Direction { kRead, kWrite };
   // How much was moved: nothing if the kernel refuses or it is too little to be worth it, a part if
   // its process was killed or stopped. For the caller's own way to move the rest.
-  std::size_t move(Direction direction, Pid pid, std::uint64_t address, void* data,
+  std::size_t move(ServedPages::Access access, Pid pid, std::uint64_t address, void* data,
                    std::size_t size) const;
 
  private:
@@ -49,9 +49,8 @@ class LesserRights {
   // One of the processes was killed or stopped, as they all may be: no more are made.
   std::shared_ptr<std::atomic<bool>> given_up_ = std::make_shared<std::atomic<bool>>(false);
 
-  friend struct Errand;
-  std::size_t move_by_process(Direction direction, Pid pid, std::uint64_t address, void* data,
-                              std::size_t size) const;
+  std::size_t move_by_process(ServedPages::Access access, Pid pid, std::uint64_t address,
+                              void* data, std::size_t size) const;
 };
 
 }  // namespace stasis::proc
