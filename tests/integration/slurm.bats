@@ -255,7 +255,7 @@ END
   scancel "$JOB"
   wait_until 120 runs_again 1 "$low"
   wait_until 120 past $((before + 3))
-  for rank in 0 1; do grep -qs "^$rank: .*goes on from $images/$low/$rank/000001" "$log"; done
+  for rank in 0 1; do wait_until 120 grep -qs "^$rank: .*goes on from $images/$low/$rank/000001" "$log"; done
   # The programs are told, and not those that would save them.
   pkill -TERM -f "stasis-workload rank .*$BATS_TEST_TMPDIR/status/"
   wait_until 120 job_is COMPLETED "$low"
