@@ -23,8 +23,8 @@
 #include "base/units.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/state_file.h"
-#include "proc/mounts.h"
 #include "proc/procfs.h"
+#include "proc/served_files.h"
 
 namespace stasis::job {
 
@@ -101,16 +101,26 @@ void for_each_entry(const std::string& directory, const Each& each) {
   }
 }
 
+// Before Linux 5.6. Looked at before it is asked.
+UniqueFd open_on_old_kernel(const UniqueFd& directory, const std::string& name, bool is_file) {
+  const auto place = open_file(directory.get(), name, O_PATH | O_NOFOLLOW);
+  if (!place || proc::is_served(Pid{::getpid()}, place->get())) return {};
+  auto file = open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place->get()),
+                        O_RDONLY | O_NONBLOCK | (is_file ? 0 : O_DIRECTORY));
+  return file ? std::move(*file) : UniqueFd();
+}
+
 // What a user may have put there: no link is followed, no file system of the user's is entered, and
 // nothing but a directory or a file of that user alone is taken.
-UniqueFd open_of_user(const UniqueFd& directory, const std::string& path, uid_t user,
+UniqueFd open_of_user(const UniqueFd& directory, const std::string& name, uid_t user,
                       bool is_file) {
   open_how how{};
   how.flags = static_cast<std::uint64_t>(O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
                                          (is_file ? 0 : O_DIRECTORY));
   how.resolve = RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_BENEATH;
   UniqueFd file(
-      static_cast<int>(::syscall(SYS_openat2, directory.get(), path.c_str(), &how, sizeof how)));
+      static_cast<int>(::syscall(SYS_openat2, directory.get(), name.c_str(), &how, sizeof how)));
+  if (!file.valid() && errno == ENOSYS) file = open_on_old_kernel(directory, name, is_file);
   struct stat info {};
   const bool good = file.valid() && ::fstat(file.get(), &info) == 0 && info.st_uid == user &&
                     (info.st_mode & (S_IWGRP | S_IWOTH)) == 0 &&
@@ -232,10 +242,6 @@ std::vector<JobEntry> jobs_of_users() {
   constexpr std::chrono::seconds kLongest{3};
   const auto deadline = Clock::now() + kLongest;
   std::map<uid_t, Allowance> allowances;
-  std::vector<std::string> of_others;
-  if (const auto mounts = proc::mounts("self"))
-    for (const proc::Mount& mount : *mounts)
-      if (mount.type != "tmpfs") of_others.push_back(mount.point);
   // As journal_directory() has it for a user: XDG_RUNTIME_DIR/stasis, or /tmp/stasis-UID.
   const auto search = [&](const char* top, std::string_view before, bool in_folder) {
     auto open = open_file(AT_FDCWD, top, O_RDONLY | O_DIRECTORY);
@@ -253,12 +259,9 @@ std::vector<JobEntry> jobs_of_users() {
         continue;
       }
       // systemd mounts a tmpfs there, which is root's. The directory is the user's, who may have
-      // mounted another file system on it, and serve that.
-      if (std::find(of_others.begin(), of_others.end(), fmt::format("{}/{}", top, item->d_name)) !=
-          of_others.end())
-        continue;
-      auto runtime = open_file(open->get(), item->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-      if (runtime)
+      // mounted another file system on it, and serve that: it is looked at before it is asked.
+      const auto runtime = open_file(open->get(), item->d_name, O_PATH | O_DIRECTORY | O_NOFOLLOW);
+      if (runtime && !proc::is_served(Pid{::getpid()}, runtime->get()))
         add_jobs_of(*user, open_of_user(*runtime, "stasis", *user, false), allowance, out);
     }
   };
