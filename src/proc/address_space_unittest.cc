@@ -297,47 +297,6 @@ TEST_F(AddressSpaceTest, OfAnotherUserNamespaceNothingIsMovedByNumber) {
   EXPECT_EQ(to, memory);
 }
 
-// The target's user kills and stops whatever he may, all the time.
-TEST_F(AddressSpaceTest, WhoMovesWithLesserRightsIsNotOursToLose) {
-  if (::getuid() != 0) GTEST_SKIP() << "not root";
-  constexpr unsigned kUser = 65432;  // who has no other process
-  constexpr std::size_t kSize = std::size_t{8} << 20;
-  constexpr int kRounds = 60;
-  std::vector<char> memory(kSize, 's');
-  const auto become_user = [] {
-    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
-  };
-  const Child target([&] {
-    become_user();
-    ::prctl(PR_SET_DUMPABLE, 1);
-    go_->store(2);
-    for (;;)
-      ::pause();
-  });
-  ASSERT_TRUE(wait_for([&] { return go_->load() == 2; }));
-  // Numbers that come next, and those of our threads.
-  const Child sniper([&, spared = target.pid().value, us = ::getpid()] {
-    become_user();
-    go_->store(3);
-    for (int i = 0;; ++i) {
-      for (int pid = us; pid < us + 400; ++pid) {
-        if (pid == spared || pid == ::getpid()) continue;
-        ::kill(pid, i % 2 == 0 ? SIGKILL : SIGSTOP);
-        ::syscall(SYS_tgkill, us, pid, SIGKILL);
-      }
-    }
-  });
-  ASSERT_TRUE(wait_for([&] { return go_->load() == 3; }));
-  const auto space = AddressSpace::open(target.pid());
-  ASSERT_TRUE(space);
-  std::vector<char> read(kSize);
-  for (int i = 0; i < kRounds; ++i) {
-    std::fill(read.begin(), read.end(), '-');
-    ASSERT_TRUE(space->read(reinterpret_cast<std::uint64_t>(memory.data()), read.data(), kSize));
-    ASSERT_EQ(read, memory);
-  }
-}
-
 // A page that its server holds back is waited for in the kernel, and no signal ends that.
 TEST_F(AddressSpaceTest, APageThatAnotherUsersProgramHoldsBackIsNotWaitedFor) {
   struct Place {

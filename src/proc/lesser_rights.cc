@@ -18,6 +18,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -25,6 +26,7 @@
 
 #include "base/fd.h"
 #include "base/units.h"
+#include "proc/cgroup.h"
 
 namespace stasis::proc {
 namespace {
@@ -123,9 +125,12 @@ LesserRights LesserRights::of(Pid pid) {
 
 namespace {
 
+constexpr std::size_t kStack = 16384;
+
 // What the process does and has done. It has our memory and a stack of its own, and its thread's
 // variables are those of the thread that waits for it: so it calls the kernel and nothing else.
 struct Errand {
+  alignas(16) std::array<std::byte, kStack> stack;
   bool write = false;
   int pid = 0;
   std::uint64_t address = 0;
@@ -158,7 +163,9 @@ STASIS_UNINSTRUMENTED long call(long number, unsigned long a, unsigned long b, u
 // are ours the target's user cannot trace it.
 STASIS_UNINSTRUMENTED int run_errand(void* what) {
   Errand& errand = *static_cast<Errand*>(what);
-  // First: one that outlived us would keep our descriptors, and the locks by them.
+  // First, while its user has no power over it: one that outlived us would keep our files, and the
+  // locks by them. Before Linux 5.9 it keeps them.
+  (void)call(SYS_close_range, 0, ~0U, 0, 0, 0, 0);
   if (call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0, 0) != 0 ||
       call(SYS_getppid, 0, 0, 0, 0, 0, 0) != errand.owner)
     return 1;
@@ -183,9 +190,20 @@ STASIS_UNINSTRUMENTED int run_errand(void* what) {
   return 0;
 }
 
-// Until it has ended: it uses our stack. One that takes too long is killed. Its user may have put
-// it where it gets no time; what he may set of that we set again. Whether it ended by itself.
-bool wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds timeout) {
+// A user who may freeze processes (a freezer of cgroups of version 1 that was delegated to him) can
+// move it there, where SIGKILL waits until he thaws it. It has then made its last call.
+bool is_frozen(int process) {
+  const auto cgroup = frozen_cgroup(Pid{process});
+  if (!cgroup || !cgroup->version1) return false;
+  const auto state = read_file(AT_FDCWD, cgroup->directory + "/freezer.state", 64);
+  return state && state->starts_with("FROZEN");
+}
+
+enum class End { kByItself, kKilled, kNever };
+
+// Until it has ended: it uses our memory. One that takes too long is killed. Its user may have put
+// it where it gets no time; what he may set of that we set again.
+End wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds timeout) {
   constexpr int kPoll = 50;  // milliseconds
   const auto deadline = Clock::now() + timeout;
   bool killed = false;
@@ -196,6 +214,7 @@ bool wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds 
     (void)::poll(&ends, 1, pidfd.valid() ? kPoll : 1);
     const pid_t ended = ::waitpid(process, &status, WNOHANG | __WALL);
     if (ended == process || (ended < 0 && errno != EINTR)) break;
+    if (killed && is_frozen(process)) return End::kNever;
     if (Clock::now() >= deadline) {
       killed = true;
       (void)::kill(process, SIGKILL);
@@ -208,7 +227,7 @@ bool wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds 
       (void)::sched_setaffinity(process, sizeof all, &all);
     }
   }
-  return !killed && WIFEXITED(status);
+  return !killed && WIFEXITED(status) ? End::kByItself : End::kKilled;
 }
 
 }  // namespace
@@ -216,19 +235,18 @@ bool wait_for_end(int process, const UniqueFd& pidfd, std::chrono::milliseconds 
 std::size_t LesserRights::move_by_process(ServedPages::Access access, Pid pid,
                                           std::uint64_t address, void* data,
                                           std::size_t size) const {
-  constexpr std::size_t kStack = 16384;
   constexpr std::size_t kSlowest = 500'000;  // bytes in a millisecond
-  alignas(16) std::array<std::byte, kStack> stack;
-  Errand errand{.write = access == ServedPages::Access::kWrite,
-                .pid = pid.value,
-                .address = address,
-                .data = static_cast<std::byte*>(data),
-                .size = size,
-                .uid = uid_,
-                .gid = gid_,
-                .owner = ::getpid(),
-                .header = this_thread(),
-                .capabilities = words_of(effective_ & ~kTrace, permitted_, inheritable_)};
+  auto errand = std::make_unique<Errand>();
+  errand->write = access == ServedPages::Access::kWrite;
+  errand->pid = pid.value;
+  errand->address = address;
+  errand->data = static_cast<std::byte*>(data);
+  errand->size = size;
+  errand->uid = uid_;
+  errand->gid = gid_;
+  errand->owner = ::getpid();
+  errand->header = this_thread();
+  errand->capabilities = words_of(effective_ & ~kTrace, permitted_, inheritable_);
   // Such as it may be sent wait in it for ever; but for two, which end or stop nothing but itself.
   // Without the C library, which leaves two of its own out.
   constexpr std::uint64_t kAll = ~std::uint64_t{0};
@@ -237,13 +255,17 @@ std::size_t LesserRights::move_by_process(ServedPages::Access access, Pid pid,
   // Not CLONE_SIGHAND: threads alone may be killed only together. No signal tells of its end, so
   // that those who wait for other children do not see it.
   int pidfd = -1;
-  const int process = ::clone(&run_errand, stack.data() + stack.size(),
-                              CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_PIDFD, &errand, &pidfd);
+  const int process = ::clone(&run_errand, errand->stack.data() + errand->stack.size(),
+                              CLONE_VM | CLONE_FS | CLONE_PIDFD, errand.get(), &pidfd);
   const UniqueFd ends(pidfd);
-  if (process > 0 && !wait_for_end(process, ends, std::chrono::milliseconds(200 + size / kSlowest)))
-    given_up_->store(true);
+  const End end =
+      process > 0 ? wait_for_end(process, ends, std::chrono::milliseconds(200 + size / kSlowest))
+                  : End::kByItself;
+  if (end != End::kByItself) given_up_->store(true);
   (void)::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, sizeof before);
-  return errand.done.load(std::memory_order_acquire);
+  const std::size_t done = errand->done.load(std::memory_order_acquire);
+  if (end == End::kNever) (void)errand.release();  // it may stand on that stack for ever
+  return done;
 }
 
 std::size_t LesserRights::move(ServedPages::Access access, Pid pid, std::uint64_t address,
