@@ -64,8 +64,9 @@ Verdict verdict_of(const std::vector<Obstacle>& machine, const std::vector<Obsta
   }
   for (const Obstacle& obstacle : tree) {
     if (obstacle.severity != Severity::kRed) continue;
-    const bool of_criu =
-        obstacle.by == Override::kIgnoreUndumpable || obstacle.id == ObstacleId("gpu-files");
+    const bool of_criu = obstacle.by == Override::kIgnoreUndumpable ||
+                         obstacle.id == ObstacleId("gpu-files") ||
+                         obstacle.id == ObstacleId("held-file");
     if (!of_criu) out.suspend.push_back(&obstacle);
     out.dump.push_back(&obstacle);
   }

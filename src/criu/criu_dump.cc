@@ -112,6 +112,7 @@ Result<void> Criu::dump(const DumpRequest& request,
                     : criu_error(what, answer, process,
                                  {request.log_dir, kLogName, [&] { return request.log_path; }});
   if (!answer.refusal) look_for_full_disk(request.images_dir, error);
+  tell_of_left_behind(process, error);
   // A criu that was killed while its code ran in a process takes that along.
   if (begun && !root.alive()) {
     error.message = fmt::format("process {} has ended, though its dump failed: {}",

@@ -28,6 +28,7 @@ namespace stasis {
 namespace {
 
 constexpr int kSocketNumber = 3;
+constexpr std::chrono::seconds kDeath{5};  // from SIGKILL on
 constexpr std::size_t kMaxMessage = 1U << 20;
 constexpr std::size_t kMaxEarlyErrors = 64U << 10;
 
@@ -128,6 +129,7 @@ CriuProcess::CriuProcess(CriuProcess&& other) noexcept
     : pidfd_(std::move(other.pidfd_)),
       pid_(std::exchange(other.pid_, 0)),
       own_group_(other.own_group_),
+      left_behind_(other.left_behind_),
       socket_(std::move(other.socket_)),
       errors_(std::move(other.errors_)) {}
 
@@ -284,6 +286,11 @@ std::string CriuProcess::finish(std::chrono::milliseconds timeout) {
   socket_.reset();
   if (pid_ == 0) return "has ended";
   if (!pidfd_.wait_exit(static_cast<int>(timeout.count()))) kill();
+  if (!pidfd_.wait_exit(static_cast<int>(std::chrono::milliseconds(kDeath).count()))) {
+    left_behind_ = Pid{std::exchange(pid_, 0)};
+    set_fault_criu(Pid{});
+    return "cannot be ended";
+  }
   siginfo_t seen = {};
   while (::waitid(P_PID, static_cast<id_t>(pid_), &seen, WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {

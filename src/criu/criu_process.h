@@ -56,8 +56,12 @@ class CriuProcess {
   Result<std::optional<criu_rpc::Response>> receive(std::chrono::milliseconds timeout) const;
 
   // Waits for criu's end after its last message, killing it if it does not end by itself, and says
-  // how it ended: "exited with status 1", "was killed by signal 9".
+  // how it ended: "exited with status 1", "was killed by signal 9". One that SIGKILL does not end
+  // within some seconds is left behind.
   std::string finish(std::chrono::milliseconds timeout);
+  // It waits in the kernel for what another process holds (proc/held_files.h), ends when that is
+  // let go, and traces the processes of the dump or restore until then. 0: none was left.
+  Pid left_behind() const { return left_behind_; }
   void kill() const;
   // Makes every further write of criu to a file fail (EFBIG), so that a dump rolls back by itself
   // and in order. Killed instead, criu leaves its parasite's 2 MiB mapped in the target.
@@ -85,6 +89,7 @@ class CriuProcess {
   Pidfd pidfd_;
   pid_t pid_ = 0;  // 0 once it is reaped
   bool own_group_ = false;
+  Pid left_behind_;
   UniqueFd socket_;
   UniqueFd errors_;
 };

@@ -240,6 +240,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
     error = criu_error(fmt::format("restore process {}", request.root.value), answer, process,
                        {request.work_dir, request.log_name, request.log_path});
   }
+  tell_of_left_behind(process, error);
   if (request.on_give_up) request.on_give_up();
   const std::vector<Pid> alive = half.end();
   if (!alive.empty()) {

@@ -28,6 +28,8 @@ constexpr std::chrono::seconds kEndTimeout{30};
 // S or T and without any processor time for this long, is not waited for.
 constexpr std::chrono::seconds kGiveUpTimeout{30};
 constexpr std::chrono::seconds kIdleTimeout{2};
+// The same of one in state D: mostly a disk that is at work, or else a lock that never comes.
+constexpr std::chrono::seconds kBlockedTimeout{10};
 
 // Until something has to be looked at: the poll's time, or what is left of the deadline.
 std::chrono::milliseconds timeout(Clock::time_point start, std::chrono::milliseconds deadline) {
@@ -43,9 +45,10 @@ class LastHope {
   bool lost(const CriuProcess& process) {
     const auto now = Clock::now();
     const auto activity = process.activity();
-    if (activity.blocked || activity.processor_ticks != last_ticks_) active_ = now;
+    if (activity.processor_ticks != last_ticks_) active_ = now;
     last_ticks_ = activity.processor_ticks;
-    return now - begun_ > kGiveUpTimeout || now - active_ > kIdleTimeout;
+    return now - begun_ > kGiveUpTimeout ||
+           now - active_ > (activity.blocked ? kBlockedTimeout : kIdleTimeout);
   }
 
  private:
@@ -84,6 +87,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
   auto start = Clock::now();
   auto mark = start;
   std::optional<LastHope> hope;
+  std::chrono::seconds end_timeout{5};
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
   if (auto allowed = fault(FaultPoint::kCriuRequested); !allowed) {
     answer.refusal = std::move(allowed.error());
@@ -106,7 +110,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       if (limits.give_up) limits.give_up();
       if (!hope) hope.emplace();
       if (hope->lost(process)) {
-        process.kill();
+        end_timeout = std::chrono::seconds(0);
         break;
       }
       continue;
@@ -139,7 +143,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
     reply.notify_success = !answer.refusal && !answer.timed_out;
     if (auto sent = process.send(reply); !sent) answer.trouble = sent.error().message;
   }
-  answer.end = process.finish(answer.response ? kEndTimeout : std::chrono::seconds(5));
+  answer.end = process.finish(answer.response ? kEndTimeout : end_timeout);
   fault_only(FaultPoint::kCriuEnded);
   return answer;
 }
@@ -174,6 +178,20 @@ Result<void> Criu::may_restore() {
               fmt::format("this user may not restore programs here, without {}",
                           proc::capability_names(missing)),
               "run stasis as root, in a container with these capabilities (--cap-add)");
+}
+
+void tell_of_left_behind(const CriuProcess& process, Error& error) {
+  const Pid pid = process.left_behind();
+  if (pid.value == 0) return;
+  const auto call = read_file(AT_FDCWD, fmt::format("/proc/{}/wchan", pid.value), 64);
+  error.message += fmt::format(
+      "; criu (process {}) waits in the kernel{} for what another process holds, where "
+      "no signal ends it, and keeps the job's processes stopped until it has that",
+      pid.value, call && *call != "0" ? " (" + *call + ")" : "");
+  error.remedy =
+      "end the program that shares a pipe, a socket or a file with the job and writes there from "
+      "memory that does not come, as of a FUSE file system that does not answer" +
+      (error.remedy.empty() ? "" : "; " + error.remedy);
 }
 
 Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,

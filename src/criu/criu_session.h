@@ -50,8 +50,8 @@ struct CriuLimits {
 Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
                                const std::function<Result<void>(Pid)>& on_started);
 
-// Sends the request and answers notifications until criu gives its last answer. criu has ended when
-// this returns.
+// Sends the request and answers notifications until criu gives its last answer. When this returns
+// criu has ended, or was left behind.
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
                     const OnNotification& on_notification, const CriuLimits& limits);
 
@@ -64,6 +64,9 @@ struct LogPlace {
   std::string name;
   std::function<std::string()> path;  // for people; may be empty, or say nothing
 };
+
+// Adds to the error that criu was left behind, if it was.
+void tell_of_left_behind(const CriuProcess& process, Error& error);
 
 // "CRIU could not dump process 12: ..." from the log, its decoded cause and the conversation.
 Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuProcess& process,

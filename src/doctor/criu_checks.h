@@ -27,6 +27,7 @@ struct Kind {
   Severity severity;
   std::string_view what;  // after "process 12 (python) "
   std::string_view remedy;
+  Override by = Override::kIgnoreUndumpable;
 };
 
 // What was seen, by process. The kinds are constants, which outlive it. Thread-safe.
@@ -97,6 +98,10 @@ void probe_procfs(Facts& facts, const Processes& processes, const Processes& all
 
 // criu_timers.cc
 void probe_timers(const Processes& processes, Signs& out);
+
+// criu_held.cc. Whether some file holds up whatever asks after it, so that nothing more is to be
+// asked.
+bool probe_held(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_watches.cc
 void probe_folder_watches(const Processes& processes, Signs& out);

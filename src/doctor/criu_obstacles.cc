@@ -65,7 +65,7 @@ std::vector<Obstacle> Signs::obstacles(const std::vector<proc::ProcessInfo>& pro
       out.push_back({key.second->id, key.second->severity, info.pid,
                      fmt::format("process {} ({}) {}: {}", info.pid.value, info.comm,
                                  key.second->what, listed(shown, ", ", kShown)),
-                     std::string(key.second->remedy), Override::kIgnoreUndumpable});
+                     std::string(key.second->remedy), key.second->by});
     }
   }
   return out;
@@ -328,6 +328,7 @@ class Search {
         sockets_.insert(inodes.begin(), inodes.end());
       }
     }
+    if (doctor::probe_held(facts_, processes_, signs_)) return signs_.obstacles(processes_);
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
     const auto parts = parts_of_search();
     share_out(parts.size(), [&](std::size_t i) { parts[i](); });

@@ -27,4 +27,9 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       std::span<const std::string> connected,
                                       const Interrupt& interrupt);
 
+// Of these only what proc::find_held() finds, for a tree that stands still: one or none.
+std::vector<Obstacle> find_held_files(const proc::ProcFs& procfs,
+                                      const std::vector<proc::ProcessInfo>& processes,
+                                      const Interrupt& interrupt);
+
 }  // namespace stasis

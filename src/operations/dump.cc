@@ -377,6 +377,11 @@ class DumpRun {
   // at once or waits for ever.
   Result<void> check_alive() {
     constexpr std::chrono::seconds kGrace{2};
+    constexpr std::chrono::seconds kBetween{5};
+    if (Clock::now() - held_asked_ > kBetween) {
+      STASIS_TRY(refuse_held(env_, group().members()));
+      held_asked_ = Clock::now();
+    }
     for (const GroupMember& member : group().members()) {
       if (!member.initial) continue;
       if (member.process.alive() && !proc::ProcFs().has_ended(member.process.pid())) continue;
@@ -404,6 +409,8 @@ class DumpRun {
     needed_ = use_of(group());
     if (!stopped) return stopped;
     STASIS_TRY(lock_group());
+    STASIS_TRY(refuse_held(env_, group().members()));
+    held_asked_ = Clock::now();
     answers_ = ask_processes(root_);
     STASIS_TRY(refuse_tiles(answers_));
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
@@ -536,6 +543,7 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
+    STASIS_TRY(refuse_held(env_, group().members()));
     STASIS_TRY(finish_host_memory());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
     read_kernel_state(root_, manifest_.processes);
@@ -760,6 +768,7 @@ class DumpRun {
   std::uint64_t direct_bytes_ = 0;
   bool asked_in_vain_ = false;  // the job could not be stopped
   bool keeps_own_connections_ = false;
+  Clock::time_point held_asked_;
   std::optional<Clock::time_point> dead_since_;
   bool criu_was_asked_ = false;  // it has gone on with the tree at rest
   bool complete_ = false;

@@ -105,6 +105,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   std::vector<std::string> reasons;
   std::set<std::string> remedies;
   std::vector<Obstacle> obstacles;
+  bool may_ignore = true;
   auto found = find_undumpable(proc::ProcFs(), members, wanted, env.driver.info().simulated,
                                connected, env.interrupt);
   STASIS_TRY(env.interrupt.check());
@@ -116,21 +117,32 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
           "dump it without --leave-running, by which the file would be lost to the image, or "
           "start it under `stasis run --images-dir`, which saves its /dev/shm";
     }
+    if (obstacle.by == Override::kNone) may_ignore = false;
     reasons.push_back(obstacle.what);
     remedies.insert(obstacle.remedy);
     obstacles.push_back(std::move(obstacle));
   }
   if (reasons.empty()) return {};
-  if (options.ignore_undumpable) {
+  if (options.ignore_undumpable && may_ignore) {
     for (const std::string& reason : reasons)
       env.tell(reason);
     return {};
   }
-  Error error{ErrorCode::kUndumpable, listed(reasons),
-              fmt::format("{}; to let CRIU try all the same: {}", fmt::join(remedies, "; "),
-                          option_of(Override::kIgnoreUndumpable))};
+  Error error{ErrorCode::kUndumpable, listed(reasons), fmt::to_string(fmt::join(remedies, "; "))};
+  if (may_ignore)
+    error.remedy +=
+        fmt::format("; to let CRIU try all the same: {}", option_of(Override::kIgnoreUndumpable));
   error.obstacles = std::move(obstacles);
   return fail(std::move(error));
+}
+
+Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members) {
+  std::vector<proc::ProcessInfo> processes;
+  for (const GroupMember& member : members)
+    processes.push_back(member.process.info());
+  auto held = find_held_files(proc::ProcFs(), processes, env.interrupt);
+  if (held.empty()) return {};
+  return fail(refusal(std::move(held.front()), ErrorCode::kUndumpable));
 }
 
 bool may_deduplicate(const Environment& env, const DumpOptions& options) {

@@ -25,6 +25,9 @@ Result<std::uint64_t> check_disk_space(const Environment& env, const Group& grou
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
                                const CriuOptions& criu, const DumpOptions& options);
 
+// While the tree stands still: `find_held` of proc/held_files.h. kUndumpable.
+Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members);
+
 // CRIU would stop the tool that waits for it.
 Result<void> refuse_from_within(Pid root);
 

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""held_back.py FOLDER [execute] [all] [mute] [silent]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
+"""held_back.py FOLDER [execute] [epoll] [pipe] [late] [all] [mute] [silent]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
 user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
-FUSE device in FOLDER/fuse. With `execute` a child of it executes that file; with `all` other users may use the file
+FUSE device in FOLDER/fuse. With `execute` a child of it executes that file; with `epoll`
+or `pipe` it has none of that file, but an epoll or a pipe whose lock in the kernel a process outside of its tree keeps,
+which is told events there or writes from there, with `late` not before CRIU traces it, in the mount namespace of what
+has started it; with `all` other users may use the file
 system as well; with `mute` that does not even say what it is, as a network that is down; with `silent` it answers
 nothing any more from FOLDER/ready on, and what it has said before is no longer believed.
 Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
 import ctypes
 import mmap
 import os
+import select
 import struct
 import sys
 import time
@@ -61,6 +65,30 @@ def beside(act) -> None:
     os.waitpid(child, 0)
 
 
+def run_on_gpu() -> None:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
+    open(folder + "/ready", "w").close()
+    time.sleep(300)
+
+
+if "begun" in sys.argv:
+    run_on_gpu()
+program = os.getpid()
+
+
+def wait_for_criu() -> None:
+    while "late" in sys.argv:
+        status = open(f"/proc/{program}/status").read()
+        tracer = status.split("TracerPid:")[1].split()[0]
+        if tracer != "0" and open(f"/proc/{tracer}/comm").read() == "criu\n":
+            return
+
+
 try:
     fuse = os.open(folder + "/fuse", os.O_RDWR)
 except OSError:
@@ -81,16 +109,32 @@ beside(server)
 file = os.open(folder + "/served/code", os.O_RDONLY)
 code = mmap.mmap(file, SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
 os.close(fuse)
-beside(lambda: code[SIZE - 1])
-while not os.path.exists(folder + "/held"):
+if "epoll" in sys.argv or "pipe" in sys.argv:
+    ends = os.pipe()
+    events = select.epoll()
+    events.register(ends[0], select.EPOLLIN)
+    others = [os.pipe() for _ in range(400)] if "late" in sys.argv else []
+    writable = mmap.mmap(file, SIZE, mmap.MAP_PRIVATE)
+    place = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(writable)) + SIZE // 2)
+    if "pipe" in sys.argv:
+        beside(lambda: (wait_for_criu(), libc.write(ends[1], place, 4096)))
+    else:
+        os.write(ends[1], b"x")
+        beside(lambda: libc.epoll_wait(events.fileno(), place, 1, -1))
+else:
+    beside(lambda: code[SIZE - 1])
+while "late" not in sys.argv and not os.path.exists(folder + "/held"):
     time.sleep(0.01)
 if "execute" in sys.argv and os.fork() == 0:
     os.execv(folder + "/served/code", ["code"])
-cuda = ctypes.CDLL("libcuda.so.1")
-context, memory = ctypes.c_void_p(), ctypes.c_uint64()
-assert cuda.cuInit(0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-assert cuda.cuCtxSetCurrent(context) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
-open(folder + "/ready", "w").close()
-time.sleep(300)
+if "epoll" in sys.argv or "pipe" in sys.argv:
+    libc.munmap(ctypes.c_void_p(place.value - SIZE // 2), ctypes.c_size_t(SIZE))
+    code.close()
+    os.close(file)
+if "late" in sys.argv:
+    for one in [ends, *others]:
+        os.set_inheritable(one[0], True)
+        os.set_inheritable(one[1], True)
+    libc.setns(os.open(f"/proc/{os.getppid()}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), 0)
+    os.execv(sys.executable, [sys.executable, sys.argv[0], folder, "begun"])
+run_on_gpu()

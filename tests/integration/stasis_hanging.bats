@@ -296,6 +296,42 @@ start_held_back() {
   assert_contains "$err" "is in a system call that nothing interrupts"
   nothing_left
 }
+@test "a pipe or an epoll whose lock in the kernel another process keeps holds no tool" {
+  need_root "another user"
+  local shared what verb
+  for what in epoll pipe; do
+    start_held_back $what
+    # CRIU would wait there for ever, so that it is not to be tried either.
+    for verb in "suspend $TARGET" "resume $TARGET" "doctor $TARGET --no-trial" "dump $TARGET --ignore-obstacles --images-dir $image"; do
+      # shellcheck disable=SC2086
+      stasis $verb </dev/null >"$shared/said" 2>&1 3>&- &
+      wait_until 20 has_ended $! || { kill -9 "$(<"$shared/server")"; cat "$shared/said"; return 1; }
+      status=0
+      wait $! || status=$?
+      case $verb in
+        doctor*) assert_contains "$(<"$shared/said")" "whose lock in the kernel some process keeps" ;;
+        dump*) assert_equal "$status" 9 "$(<"$shared/said")" ;;
+        *) assert_equal "$status" 0 "$(<"$shared/said")" ;;
+      esac
+    done
+    in_state running "$TARGET"
+    kill -9 "$TARGET" "$(<"$shared/server")"
+  done
+}
+# bats test_tags=long
+@test "a criu that waits in the kernel for what another process keeps is left behind, and the job runs again" {
+  need_root "the lock of a pipe"
+  local shared
+  AS="" start_held_back pipe late
+  refused 12 not-rolled-back dump "$TARGET" --ignore-obstacles --images-dir "$image"
+  assert_contains "$err" "waits in the kernel (pipe_"
+  assert_contains "$err" "\`stasis recover $TARGET\`"
+  kill -9 "$(<"$shared/server")"
+  stasis recover "$TARGET"
+  in_state running "$TARGET"
+  stasis suspend "$TARGET"
+  stasis resume "$TARGET"
+}
 has_ended() { [[ ! -e /proc/$1 ]] || grep -q '^State:.Z' "/proc/$1/status"; }
 
 # CRIU may wait for it for ever: here it is one that does not go on.
