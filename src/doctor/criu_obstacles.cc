@@ -127,6 +127,9 @@ constexpr Kind kSocket{"socket", Severity::kRed, "has sockets of a kind open tha
 constexpr Kind kPacketPipe{"packet-pipe", Severity::kRed,
                            "has pipes that keep packets apart (O_DIRECT), which CRIU cannot dump",
                            "do without O_DIRECT in pipe2(), or close them before the dump"};
+constexpr Kind kNames{"memory-names", Severity::kYellow,
+                      "has given memory names (PR_SET_VMA), without which it is restored",
+                      "nothing, if only people and profilers read them"};
 constexpr Kind kPidfdThread{"pidfd", Severity::kRed,
                             "holds a pidfd of a thread, which CRIU cannot dump",
                             "do without PIDFD_THREAD in pidfd_open(), or close it"};
@@ -611,6 +614,7 @@ class Search {
     std::uint64_t huge = 0;
     std::map<std::pair<std::uint64_t, std::string>, std::optional<std::uint64_t>> page_sizes;
     for (const proc::Mapping& mapping : *mappings) {
+      if (mapping.path.starts_with("[anon:")) signs_.add(pid, kNames, mapping.path);
       if (mapping.path.starts_with("anon_inode:")) probe_anonymous_mapping(pid, mapping.path);
       const bool nameless = mapping.path.starts_with("/anon_hugepage");
       if (nameless || mapping.permissions.ends_with('s')) {

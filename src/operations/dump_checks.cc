@@ -74,12 +74,12 @@ namespace {
 
 // What a dump that goes on changes for the program without a sign.
 bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 13> kTold = {
+  constexpr std::array<std::string_view, 15> kTold = {
       "fifo",           "posix-timer",       "outside-events",
       "outside-offset", "sysv-semaphore",    "deleted-attributes",
       "deleted-watch",  "watch-flags",       "exit-signal",
       "cgroup",         "proc-file-outside", "pressure-trigger",
-      "numa-policy"};
+      "numa-policy",    "dnotify",           "memory-names"};
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 

@@ -190,6 +190,7 @@ constexpr std::array kTable = {
     Entry{kTcp, 25, Form::kBytes, kStream, "TCP_NOTSENT_LOWAT"},
     Entry{kTcp, 27, Form::kBytes, kStream, "TCP_SAVE_SYN"},
     Entry{kTcp, 30, Form::kBytes, kStream | kIdle, "TCP_FASTOPEN_CONNECT"},
+    Entry{kTcp, 33, Form::kBytes, kStream | kIdle, "TCP_FASTOPEN_KEY"},
     Entry{kTcp, 34, Form::kBytes, kStream | kIdle, "TCP_FASTOPEN_NO_COOKIE"},
     Entry{kTcp, 36, Form::kBytes, kStream, "TCP_INQ"},
     Entry{kTcp, 37, Form::kBytes, kStream, "TCP_TX_DELAY"},

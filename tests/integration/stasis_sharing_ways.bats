@@ -19,10 +19,11 @@ start_program() {
   wait_until 60 target_is_up
 }
 
-@test "a process that has two thousand pieces of another's is suspended and resumed" {
+# pieces_of_another COUNT
+pieces_of_another() {
   cat >"$BATS_TEST_TMPDIR/many.py" <<'END'
 import ctypes, os, socket, sys, time
-COUNT, SIZE, status = 2000, 2 << 20, sys.argv[1]
+COUNT, SIZE, status = int(os.environ["COUNT"]), 2 << 20, sys.argv[1]
 long = ctypes.c_uint64
 none, size = long(0), ctypes.c_size_t(SIZE)
 class Place(ctypes.Structure):
@@ -70,8 +71,15 @@ for round in range(1, 10**9):
     time.sleep(0.02)
 END
   export STASIS_SIM_GPUS=1x8G
-  start_program many
+  COUNT=$1 start_program many
   suspended_and_resumed
+}
+@test "a process that has more than a thousand pieces of another's is suspended and resumed" {
+  pieces_of_another 1100
+}
+# bats test_tags=long
+@test "a process that has two thousand pieces of another's is suspended and resumed" {
+  pieces_of_another 2000
 }
 
 @test "a process that has inherited another's memory is left to the driver by no tool while a third one has it" {

@@ -48,6 +48,7 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   assert_contains "$out" '"dnotify"'
   dump_it --file-locks
   assert_contains "$err" "timers by the clock of the day"
+  assert_contains "$err" "(fcntl with F_NOTIFY)"
   assert_contains "$err" "personality, NUMA policy and machine check policy"
   # Deadlines by the clock of the day are missed by so much where they move.
   sleep 0.5
