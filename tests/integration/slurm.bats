@@ -40,7 +40,7 @@ submit_limited() {
 # As the nodes of a real one would have it.
 of_the_cluster() {
   PATH=$SLURM_SOURCE:$PATH
-  export LD_LIBRARY_PATH=${STASIS_LIBCUDA%/*} STASIS_SIM_GPUS=2x256M
+  export LD_LIBRARY_PATH=${STASIS_LIBCUDA%/*} STASIS_SIM_GPUS=2x1200M
   train=$BATS_FILE_TMPDIR/train
 }
 
@@ -64,7 +64,7 @@ END
   # The same, where the number is in GPU memory. One that is asked for at the wrong moment may be lost.
   cat >"$BATS_FILE_TMPDIR/count" <<'END'
 #!/bin/bash
-stasis-counter --gpu-memory 64M >"$1/counter" &
+stasis-counter --gpu-memory "${2:-64M}" >"$1/counter" &
 until grep -qs "^listening on" "$1/counter"; do sleep 0.05; done
 port=$(sed -n 's/^listening on 127.0.0.1://p' "$1/counter")
 until [[ -e $1/stop ]]; do
@@ -288,7 +288,8 @@ END
   assert_equal "$(ls "$images/$JOB")" "" # done as a whole: nothing is remembered
 }
 
-@test "an ordinary user's job: it sees itself as root, and is saved and goes on all the same" {
+# users_job SIZE
+users_job() {
   local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
   chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} # where it is to write
   "${user[@]}" unshare --user --map-root-user true 2>/dev/null || skip "users may not make user namespaces here"
@@ -297,7 +298,7 @@ END
   chown -R 65534 "$BATS_TEST_TMPDIR" "$SLURM_DIR"/gpus-n*
   export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state-of-nobody
   JOB=$(cd "$BATS_TEST_TMPDIR" && "${user[@]}" sbatch --parsable --output="$log" --gres=gpu:1 --nodelist=n1 \
-    --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$BATS_FILE_TMPDIR/count" "$BATS_TEST_TMPDIR/status")
+    --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$BATS_FILE_TMPDIR/count" "$BATS_TEST_TMPDIR/status" "$1")
   wait_until 120 has_counted 5
   scontrol requeue "$JOB"
   wait_until 120 runs_again 1
@@ -310,6 +311,17 @@ END
   grep -qx over "$log"
   assert_equal "$(counts "$log")" "$(counts "$log" | sort -nu)" "no number twice"
   assert_equal "$(stat -c %u "$images" "$log" "$BATS_TEST_TMPDIR/status/counter")" $'65534\n65534\n65534'
+}
+@test "an ordinary user's job: it sees itself as root, and is saved and goes on all the same" {
+  users_job 64M
+}
+# bats test_tags=long
+@test "an ordinary user's job with little GPU memory" {
+  users_job 1M
+}
+# bats test_tags=long
+@test "an ordinary user's job with a GiB of GPU memory" {
+  users_job 1G
 }
 
 # Not before others: the node stays away.
