@@ -25,10 +25,10 @@
 namespace stasis::proc {
 namespace {
 
-enum class Kind { kPipe, kSocket, kEpoll };
+enum class LockOf { kAPipe, kASocket, kAnEpoll };
 
 struct Question {
-  Kind kind;
+  LockOf lock;
   HeldFile about;
   std::string description;  // "/proc/12/fdinfo/3", of an epoll
 };
@@ -46,13 +46,13 @@ std::vector<Question> questions_about(const std::vector<FilesOf>& processes) {
   std::set<std::string_view> seen;
   for (const FilesOf& process : processes) {
     for (const OpenFile& file : *process.files) {
-      Question question{Kind::kEpoll, {process.pid, file}, {}};
+      Question question{LockOf::kAnEpoll, {process.pid, file}, {}};
       if (file.path == "anon_inode:[eventpoll]") {
         question.description =
             fmt::format("/proc/{}/fdinfo/{}", process.pid.value, file.descriptor);
       } else if (file.path.starts_with("pipe:[") || file.path.starts_with("socket:[")) {
         if (!seen.insert(file.path).second) continue;
-        question.kind = file.path.starts_with("pipe:[") ? Kind::kPipe : Kind::kSocket;
+        question.lock = file.path.starts_with("pipe:[") ? LockOf::kAPipe : LockOf::kASocket;
       } else {
         continue;
       }
@@ -63,7 +63,7 @@ std::vector<Question> questions_about(const std::vector<FilesOf>& processes) {
 }
 
 void ask(const Question& question, int process) {
-  if (question.kind == Kind::kEpoll) {
+  if (question.lock == LockOf::kAnEpoll) {
     const int file = ::open(question.description.c_str(), O_RDONLY | O_CLOEXEC);
     char byte = 0;
     (void)!::read(file, &byte, 1);
@@ -73,7 +73,7 @@ void ask(const Question& question, int process) {
   const int file =
       static_cast<int>(::syscall(SYS_pidfd_getfd, process, question.about.file.descriptor, 0));
   if (file < 0) return;
-  if (question.kind == Kind::kPipe) {
+  if (question.lock == LockOf::kAPipe) {
     (void)::fcntl(file, F_GETPIPE_SZ);
   } else {
     sockaddr_storage name{};
@@ -93,7 +93,7 @@ void ask(const Question& question, int process) {
   Pid of;
   int process = -1;
   for (const Question& question : questions) {
-    if (question.kind != Kind::kEpoll && question.about.pid != of) {
+    if (question.lock != LockOf::kAnEpoll && question.about.pid != of) {
       if (process >= 0) ::close(process);
       of = question.about.pid;
       process = static_cast<int>(::syscall(SYS_pidfd_open, of.value, 0));

@@ -41,7 +41,7 @@ std::string bytes(const void* data, std::size_t size) {
 // Values that may be another one than `now`.
 std::vector<std::string> other_values(PlaceInTree place, const std::string& now) {
   std::vector<std::string> out;
-  if (place == PlaceInTree{6, 13}) return {"reno", "cubic"};  // TCP_CONGESTION
+  if (place == PlaceInTree{6, 13}) return {"reno", "cubic"};       // TCP_CONGESTION
   if (place == PlaceInTree{6, 33}) return {std::string(16, 'k')};  // TCP_FASTOPEN_KEY
   if (now.size() == sizeof(int)) {
     int value = 0;
