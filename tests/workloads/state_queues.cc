@@ -42,17 +42,17 @@ void add_system_v(Probe& probe) {
   const int set = note_for_removal(probe, "-s", semget(IPC_PRIVATE, 1, 0600));
   probe.add_call("semop", [=] { return wait_for_semaphore(set, nullptr); });
   probe.add_call("semtimedop", [=] { return wait_for_semaphore(set, &kLongWait); });
-  struct Message {
+  struct QueuedMessage {
     long type = 1;
     char text[1024] = {};
   };
   const int queue = note_for_removal(probe, "-q", msgget(IPC_PRIVATE, 0600));
   probe.add_call("msgrcv", [=] {
-    Message message;
+    QueuedMessage message;
     return msgrcv(queue, &message, sizeof message.text, 0, 0);
   });
   const int full = note_for_removal(probe, "-q", msgget(IPC_PRIVATE, 0600));
-  const Message message;
+  const QueuedMessage message;
   while (msgsnd(full, &message, sizeof message.text, IPC_NOWAIT) == 0) {
   }
   probe.add_call("msgsnd to a full queue",
