@@ -14,8 +14,9 @@ if(STASIS_WERROR)
   target_compile_options(stasis_options INTERFACE -Werror)
 endif()
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  # g++ takes a source that another file names for a header, and warns of what is in its unnamed namespaces.
-  target_compile_options(stasis_options INTERFACE -Wno-subobject-linkage)
+  # g++ takes a source that another file names for a header, and warns of what is in its unnamed namespaces, also where
+  # two of them have the same name.
+  target_compile_options(stasis_options INTERFACE -Wno-subobject-linkage -Wno-error=shadow)
 endif()
 if(NOT STASIS_LINES)
   target_compile_options(stasis_options INTERFACE -g0)

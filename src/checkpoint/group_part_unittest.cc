@@ -150,7 +150,9 @@ TEST_F(GroupPartTest, APartThatFailsAtAnyStepBringsAllBackAndIsNamed) {
         }
         EXPECT_EQ(ends[i].code, ErrorCode::kOutOfHostMemory);
         EXPECT_THAT(ends[i].message, HasSubstr("no room"));
-        if (i != who) EXPECT_THAT(ends[i].message, HasSubstr(fmt::format("part node{}", who)));
+        if (i != who) {
+          EXPECT_THAT(ends[i].message, HasSubstr(fmt::format("part node{}", who)));
+        }
       }
       EXPECT_FALSE(fs::exists(path()));
     }

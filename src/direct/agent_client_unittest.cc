@@ -275,7 +275,9 @@ TEST(AgentClient, SendsNothingToWhomTheAgentNames) {
     ASSERT_EQ(::bind(reader.get(), reinterpret_cast<const sockaddr*>(&name), size), 0);
     size = sizeof name;
     ASSERT_EQ(::getsockname(reader.get(), reinterpret_cast<sockaddr*>(&name), &size), 0);
-    if (type == SOCK_SEQPACKET) ASSERT_EQ(::listen(reader.get(), 1), 0);
+    if (type == SOCK_SEQPACKET) {
+      ASSERT_EQ(::listen(reader.get(), 1), 0);
+    }
     const FakeAgent agent(kAgentSeals, [&](ControlPage& page) {
       static int socket = -1;
       int pair[2] = {-1, -1};

@@ -174,7 +174,9 @@ class DrainedRankTest : public GateRankTest {
 
 TEST_F(DrainedRankTest, TheLockIsHadTwiceBehindAClosedGateAndGivenBack) {
   driver_.on_call = [this](const FakeDriver::Call& call) {
-    if (call.action == Action::kLock) EXPECT_TRUE(is_closed());
+    if (call.action == Action::kLock) {
+      EXPECT_TRUE(is_closed());
+    }
   };
   ASSERT_TRUE(hold(milliseconds(60000)).has_value());
   const std::vector<Action> twice{Action::kLock, Action::kUnlock, Action::kLock, Action::kUnlock};
