@@ -134,7 +134,10 @@ class Check {
 
  private:
   static bool is_at(const std::string& name, const std::string& wanted, const OpenedFile& file) {
-    return name == wanted || (file.loses_name && name == wanted + " (deleted)");
+    // Where another file has the name by now, CRIU makes the lost one beside it, as NAME.cr_link,
+    // and takes that away again (its files-reg.c).
+    return name == wanted || (file.loses_name && (name == wanted + " (deleted)" ||
+                                                  name == wanted + ".cr_link (deleted)"));
   }
 
   bool is_inherited(const std::string& name) const {

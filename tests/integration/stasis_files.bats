@@ -357,6 +357,63 @@ while True:
   assert_equal "$(<"$at/train.log")" "$(seq "$(wc -l <"$at/train.log")")"
 }
 
+# As an upgrade of its package, or a log that is rotated, leaves a program.
+@test "a program keeps the files whose names others have, open, mapped and executed" {
+  need_root "CRIU"
+  start_python "import shutil
+at = here + '.files'
+os.mkdir(at)
+for name in ('open', 'mapped'): open(at + '/' + name, 'w').write('old ' + name)
+opened = os.open(at + '/open', os.O_RDWR)
+mapped = mmap.mmap(os.open(at + '/mapped', os.O_RDONLY), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+shutil.copy('/bin/sleep', at + '/program')
+program = subprocess.Popen([at + '/program', '1000'])
+for name in ('open', 'mapped', 'program'):
+    open(at + '/new', 'w').write('new')
+    os.rename(at + '/new', at + '/' + name)
+while child.poll() is None:
+    open(here + '.value', 'a').write(f'{os.pread(opened, 100, 0)} {mapped[:]} {program.poll()}\\n'); time.sleep(0.02)"
+  local expected name
+  expected="b'old open' b'old mapped' None"
+  says_value "$expected"
+  for _ in 1 2; do
+    dump_it
+    restore_it
+    target_goes_on
+    says_value "$expected"
+    for name in open mapped program; do assert_equal "$(<"$TARGET_STATUS.files/$name")" new; done
+    assert_equal "$(ls "$TARGET_STATUS.files" | wc -l)" 3 "names"
+    rm -r "$image"
+  done
+}
+
+# dump_refused ID: with its reason, before the program is touched, and doctor knows.
+dump_refused() {
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" "\"$1\""
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  [[ ! -e $image ]]
+  target_goes_on
+}
+@test "what an image could not be restored with is refused before: a program in memory, O_PATH of it, no room for descriptors" {
+  need_root "CRIU"
+  start_python "program = os.memfd_create('program')
+os.write(program, open('/bin/sleep', 'rb').read())
+subprocess.Popen([f'/proc/self/fd/{program}', '1000'], pass_fds=[program])"
+  dump_refused program-without-file
+  start_python "memory = os.memfd_create('memory')
+path = os.open(f'/proc/self/fd/{memory}', os.O_PATH)"
+  dump_refused path-only
+  # With the right to raise it CRIU has as many as there may be at all.
+  start_python "import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+os.dup2(1, 4095)"
+  ulimit -n 4096
+  by=(setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource)
+  capture "${by[@]}" stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" '"high-descriptor"'
+}
+
 # lead_to FILE TARGET: in the place of FILE its user puts a link; the file is FILE.kept then.
 lead_to() {
   mv "$1" "$1.kept"
