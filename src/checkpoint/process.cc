@@ -51,12 +51,7 @@ Result<Process> Process::open(Driver& driver, Pid pid, proc::ProcFs procfs) {
     return fail(std::move(pidfd.error()));
   }
   STASIS_TRY_ASSIGN(auto info, procfs.process(pid));
-  if (info.has_ended() || !pidfd->alive()) {
-    return fail(
-        ErrorCode::kZombie,
-        fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info.comm),
-        "nothing can be done with it; start the program again");
-  }
+  if (info.has_ended() || !pidfd->alive()) return fail(procfs.ended_error(info));
   return Process(driver, std::move(*pidfd), std::move(info), std::move(procfs));
 }
 

@@ -51,6 +51,10 @@ constexpr std::array kRules = {
              "a process number that the image needs is taken by a zombie",
              "end the parent of that zombie, then restore again"},
 
+    CriuRule{"Can't chose service_fd_base", "", kCriuFailed,
+             "it has descriptors nearer to the limit of open files than CRIU needs for its own",
+             "raise the hard limit of the shell that restores it (ulimit -Hn), or restore as root"},
+
     // Terminals. Seen.
     CriuRule{"is not a session leader", "--shell-job", kCriuFailed,
              "the process belongs to the session of a shell outside of the image",

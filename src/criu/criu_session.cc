@@ -39,6 +39,26 @@ std::chrono::milliseconds timeout(Clock::time_point start, std::chrono::millisec
   return std::clamp(left + std::chrono::milliseconds(1), std::chrono::milliseconds(1), kPoll);
 }
 
+// One that works, and waits so long in state D, waits for what does not come; a disk that is at
+// work lets it go on in between.
+constexpr std::chrono::seconds kHeldTimeout{60};
+
+// Whether a criu that works waits in the kernel for ever.
+class HeldUp {
+ public:
+  bool too_long(const CriuProcess& process) {
+    const auto activity = process.activity();
+    const auto now = Clock::now();
+    if (!activity.blocked || activity.processor_ticks != last_ticks_) since_ = now;
+    last_ticks_ = activity.processor_ticks;
+    return now - since_ > kHeldTimeout;
+  }
+
+ private:
+  Clock::time_point since_ = Clock::now();
+  std::uint64_t last_ticks_ = 0;
+};
+
 // Whether a criu that is to give up still may.
 class LastHope {
  public:
@@ -87,6 +107,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
   auto start = Clock::now();
   auto mark = start;
   std::optional<LastHope> hope;
+  HeldUp held_up;
   std::chrono::seconds end_timeout{5};
   if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
   if (auto allowed = fault(FaultPoint::kCriuRequested); !allowed) {
@@ -103,6 +124,11 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       Result<void> allowed = limits.stop ? limits.stop() : Result<void>();
       if (!allowed && !answer.refusal) answer.refusal = std::move(allowed).error();
       if (late && !answer.refusal) answer.timed_out = true;
+      if (held_up.too_long(process) && !answer.refusal)
+        answer.refusal =
+            Error{ErrorCode::kCriuFailed,
+                  fmt::format("criu has waited in the kernel for {} seconds", kHeldTimeout.count()),
+                  "see what its disk, or the network of its files, does (`dmesg`)"};
       if (!answer.timed_out && !answer.refusal) {
         if (limits.on_wait) limits.on_wait();
         continue;

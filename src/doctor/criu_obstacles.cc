@@ -6,6 +6,7 @@
 #include <linux/capability.h>
 #include <linux/kcmp.h>
 #include <linux/magic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -127,6 +128,17 @@ constexpr Kind kSocket{"socket", Severity::kRed, "has sockets of a kind open tha
 constexpr Kind kPacketPipe{"packet-pipe", Severity::kRed,
                            "has pipes that keep packets apart (O_DIRECT), which CRIU cannot dump",
                            "do without O_DIRECT in pipe2(), or close them before the dump"};
+constexpr Kind kPathOnly{"path-only", Severity::kRed,
+                         "has files open by O_PATH of a kind that CRIU cannot dump, or not restore",
+                         "close them before the dump, or open them without O_PATH"};
+constexpr Kind kNoFile{"program-without-file", Severity::kRed,
+                       "runs from memory (memfd_create), which no restore executes again",
+                       "start the program from a file"};
+constexpr Kind kHighDescriptor{
+    "high-descriptor", Severity::kRed,
+    "has descriptors so near to the limit of open files that CRIU, which needs some above them, "
+    "could not restore it",
+    "raise the limit for stasis (ulimit -Hn; as root with CAP_SYS_RESOURCE it is fs.nr_open)"};
 constexpr Kind kNames{"memory-names", Severity::kYellow,
                       "has given memory names (PR_SET_VMA), without which it is restored",
                       "nothing, if only people and profilers read them"};
@@ -297,6 +309,15 @@ unsigned octal(std::string_view text) {
   return value;
 }
 
+// How many a criu that we start may have open: it raises its limit as far as it may.
+std::uint64_t limit_of_descriptors(const proc::ProcFs& procfs) {
+  const auto capabilities = procfs.effective_capabilities();
+  const bool may_raise = capabilities && (*capabilities >> CAP_SYS_RESOURCE & 1) != 0;
+  if (may_raise) return read_number("/proc/sys/fs/nr_open").value_or(RLIM_INFINITY);
+  rlimit own{};
+  return ::getrlimit(RLIMIT_NOFILE, &own) == 0 ? own.rlim_max : RLIM_INFINITY;
+}
+
 bool may_read_limits(const proc::ProcFs& procfs) {
   const auto capabilities = procfs.effective_capabilities();
   return !capabilities || (*capabilities >> CAP_SYS_RESOURCE & 1) != 0;
@@ -354,6 +375,7 @@ class Search {
           for_each([this](Pid pid) {
             probe_tracer(pid);
             probe_user(pid);
+            probe_program(pid);
           });
         },
         [&] { doctor::probe_shared_processes(processes_, signs_); },
@@ -392,6 +414,15 @@ class Search {
       signs_.add(pid, kTracer, fmt::format("by process {}", *tracer));
   }
 
+  void probe_program(Pid pid) {
+    std::array<char, 16> name{};
+    const std::string link = fmt::format("/proc/{}/exe", pid.value);
+    const ssize_t size = ::readlink(link.c_str(), name.data(), name.size());
+    const std::string_view begin(name.data(), size > 0 ? static_cast<std::size_t>(size) : 0);
+    if (begin.starts_with("/memfd:"))
+      signs_.add(pid, kNoFile, "/proc/PID/exe is " + std::string(begin));
+  }
+
   void probe_user(Pid pid) {
     const auto details = procfs_.details(pid);
     if (details && details->uid != ::geteuid() && !may_read_limits(procfs_))
@@ -401,6 +432,7 @@ class Search {
   void probe_files(Pid pid) {
     const auto files = facts_.open_files(pid);
     if (!files) return;
+    probe_last_descriptor(pid, *files);
     for (const proc::OpenFile& file : *files) {
       if (facts_.is_over()) return;
       if (is_drivers_file(file.path, simulated_)) continue;
@@ -550,6 +582,26 @@ class Search {
         signs_.add(pid, kPidfd, fmt::format("process {}", other));
     }
     if ((flags & O_DIRECT) != 0 && shown.starts_with("pipe:")) signs_.add(pid, kPacketPipe, shown);
+    if ((flags & O_PATH) != 0 && !dumps_path_only(pid, file)) signs_.add(pid, kPathOnly, shown);
+  }
+
+  // By CRIU 4.2.1: what it asks of a pipe, a socket's name or a terminal, it asks by that
+  // descriptor.
+  static bool dumps_path_only(Pid pid, const proc::OpenFile& file) {
+    if (!file.path.starts_with('/') || file.path.starts_with("/memfd:")) return false;
+    const auto info = proc::known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+    return !info || S_ISREG(info->st_mode) || S_ISDIR(info->st_mode) || S_ISLNK(info->st_mode);
+  }
+
+  // sfd: of CRIU's servicefd.c, which begins above the last descriptor, at a multiple of 64.
+  void probe_last_descriptor(Pid pid, const std::vector<proc::OpenFile>& files) {
+    constexpr std::uint64_t kOfCriu = 64;
+    int last = 0;
+    for (const proc::OpenFile& file : files)
+      last = std::max(last, file.descriptor);
+    const std::uint64_t needed = (static_cast<std::uint64_t>(last) / kOfCriu + 2) * kOfCriu;
+    if (needed > limit_of_descriptors(procfs_))
+      signs_.add(pid, kHighDescriptor, fmt::format("descriptor {}", last));
   }
 
   void probe_sockets(Pid pid) {

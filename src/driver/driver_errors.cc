@@ -89,10 +89,8 @@ std::optional<Diagnosis> probe_process(Pid pid, const proc::ProcFs& procfs) {
     return Diagnosis{code, info.error().message, info.error().remedy};
   }
   if (info->has_ended()) {
-    return Diagnosis{
-        ErrorCode::kZombie,
-        fmt::format("process {} ({}) has exited and waits for its parent", pid.value, info->comm),
-        "nothing can be done with it; start the program again"};
+    Error why = procfs.ended_error(*info);
+    return Diagnosis{why.code, std::move(why.message), std::move(why.remedy)};
   }
   if (!proc::may_trace(pid)) {
     return Diagnosis{ErrorCode::kNotPermitted,

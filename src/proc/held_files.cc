@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include "base/fd.h"
 #include "base/scope_guard.h"
 #include "base/units.h"
+#include "proc/served_files.h"
 
 namespace stasis::proc {
 namespace {
@@ -41,25 +43,50 @@ struct Progress {
 constexpr std::chrono::milliseconds kHeld{500};
 constexpr std::chrono::milliseconds kBetween{50};
 
+std::optional<LockOf> lock_of(Pid pid, const OpenFile& file) {
+  if (file.path == "anon_inode:[eventpoll]") return LockOf::kAnEpoll;
+  if (file.path.starts_with("pipe:[")) return LockOf::kAPipe;
+  if (file.path.starts_with("socket:[")) return LockOf::kASocket;
+  if (!file.path.starts_with('/')) return std::nullopt;
+  const auto status = known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+  return status && S_ISFIFO(status->st_mode) ? std::optional(LockOf::kAPipe) : std::nullopt;
+}
+
 std::vector<Question> questions_about(const std::vector<FilesOf>& processes) {
   std::vector<Question> out;
-  std::set<std::string_view> seen;
+  std::set<std::string_view> seen;  // the kernel's own names tell them apart
   for (const FilesOf& process : processes) {
     for (const OpenFile& file : *process.files) {
-      Question question{LockOf::kAnEpoll, {process.pid, file}, {}};
-      if (file.path == "anon_inode:[eventpoll]") {
+      const auto lock = lock_of(process.pid, file);
+      const bool is_own_name = lock && file.path.ends_with(']') && *lock != LockOf::kAnEpoll;
+      if (!lock || (is_own_name && !seen.insert(file.path).second)) continue;
+      Question question{*lock, {process.pid, file}, {}};
+      if (*lock == LockOf::kAnEpoll)
         question.description =
             fmt::format("/proc/{}/fdinfo/{}", process.pid.value, file.descriptor);
-      } else if (file.path.starts_with("pipe:[") || file.path.starts_with("socket:[")) {
-        if (!seen.insert(file.path).second) continue;
-        question.lock = file.path.starts_with("pipe:[") ? LockOf::kAPipe : LockOf::kASocket;
-      } else {
-        continue;
-      }
       out.push_back(std::move(question));
     }
   }
   return out;
+}
+
+// By its address, which wants the lock of an IP socket; its filter, that of each kind; and for what
+// is read of a unix socket that of its readers. Nothing is taken from it: an error that waits in it
+// would be, so that one with an error is not asked for more.
+void ask_socket(int file) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  (void)::getsockname(file, reinterpret_cast<sockaddr*>(&name), &size);
+  socklen_t none = 0;
+  (void)::getsockopt(file, SOL_SOCKET, SO_GET_FILTER, nullptr, &none);
+  char byte = 0;
+  (void)::recv(file, &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT);
+  int type = 0;
+  size = sizeof type;
+  pollfd state{file, 0, 0};
+  if (name.ss_family == AF_UNIX && ::getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
+      type != SOCK_STREAM && ::poll(&state, 1, 0) == 0)
+    (void)::recv(file, &byte, 0, MSG_PEEK | MSG_DONTWAIT);
 }
 
 void ask(const Question& question, int process) {
@@ -73,16 +100,10 @@ void ask(const Question& question, int process) {
   const int file =
       static_cast<int>(::syscall(SYS_pidfd_getfd, process, question.about.file.descriptor, 0));
   if (file < 0) return;
-  if (question.lock == LockOf::kAPipe) {
+  if (question.lock == LockOf::kAPipe)
     (void)::fcntl(file, F_GETPIPE_SZ);
-  } else {
-    sockaddr_storage name{};
-    socklen_t size = sizeof name;
-    (void)::getsockname(file, reinterpret_cast<sockaddr*>(&name), &size);
-    // What is read of a unix socket has a lock of its own.
-    char byte = 0;
-    (void)::recv(file, &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT);
-  }
+  else
+    ask_socket(file);
   ::close(file);
 }
 

@@ -1,10 +1,13 @@
 #include "proc/held_files.h"
 
+#include <fcntl.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -144,6 +147,44 @@ TEST(HeldFilesTest, AConnectionIntoWhichAProcessSendsFromAPageThatDoesNotCome) {
 TEST(HeldFilesTest, ADatagramToWhichAProcessAddsFromAPageThatDoesNotCome) {
   const Holder holder(begun_datagram,
                       [](int file, char* page) { (void)::send(file, page, 8, MSG_MORE); });
+  if (!holder.is_made()) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  EXPECT_EQ(held_of(holder), "socket:");
+}
+
+TEST(HeldFilesTest, APipeWithAName) {
+  const std::string name = "/tmp/stasis-held-" + std::to_string(::getpid());
+  const Holder holder(
+      [name] {
+        (void)::mkfifo(name.c_str(), 0600);
+        const int file = ::open(name.c_str(), O_RDWR | O_CLOEXEC);
+        ::unlink(name.c_str());
+        return file;
+      },
+      [](int file, char* page) { (void)!::write(file, page, kPage); });
+  if (!holder.is_made()) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  EXPECT_EQ(held_of(holder), name + " (deleted)");
+}
+
+TEST(HeldFilesTest, ASocketForWhichAProcessSetsAFilterFromAPageThatDoesNotCome) {
+  const Holder holder([] { return ::socket(AF_UNIX, SOCK_STREAM, 0); },
+                      [](int file, char* page) {
+                        const sock_fprog program{1, reinterpret_cast<sock_filter*>(page)};
+                        (void)::setsockopt(file, SOL_SOCKET, SO_ATTACH_FILTER, &program,
+                                           sizeof program);
+                      });
+  if (!holder.is_made()) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
+  EXPECT_EQ(held_of(holder), "socket:");
+}
+
+TEST(HeldFilesTest, ASocketOfWhichAProcessReadsADatagramIntoAPageThatDoesNotCome) {
+  const Holder holder(
+      [] {
+        std::array<int, 2> ends{};
+        (void)::socketpair(AF_UNIX, SOCK_DGRAM, 0, ends.data());
+        (void)::send(ends[1], "x", 1, 0);
+        return ends[0];
+      },
+      [](int file, char* page) { (void)::recv(file, page, kPage, 0); });
   if (!holder.is_made()) GTEST_SKIP() << "no FUSE here, no user namespaces, or not root";
   EXPECT_EQ(held_of(holder), "socket:");
 }

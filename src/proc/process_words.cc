@@ -66,4 +66,18 @@ Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
   return words(pid, "environ");
 }
 
+Error ProcFs::ended_error(const ProcessInfo& first) const {
+  if (has_ended(first.pid)) {
+    return {ErrorCode::kZombie,
+            fmt::format("process {} ({}) has exited and waits for its parent", first.pid.value,
+                        first.comm),
+            "nothing can be done with it; start the program again"};
+  }
+  return {ErrorCode::kNotSupported,
+          fmt::format("the first thread of process {} ({}) has ended, and others of it run on",
+                      first.pid.value, first.comm),
+          "let the program's first thread wait for the others (pthread_join instead of "
+          "pthread_exit)"};
+}
+
 }  // namespace stasis::proc

@@ -151,6 +151,9 @@ class ProcFs {
   // It runs no more. One that was killed while another traces its threads keeps them, and its
   // pidfd does not say so, until the tracer has waited for each.
   bool has_ended(Pid pid) const;
+  // For one whose first thread has ended: kZombie, or kNotSupported where others of it run, which
+  // then is no process to the driver nor to CRIU.
+  Error ended_error(const ProcessInfo& first) const;
   // The same of a thread as process() says of a process. kNoSuchProcess; kIo also for a thread that
   // has ended.
   Result<ProcessInfo> thread(Pid pid, Tid thread) const;
