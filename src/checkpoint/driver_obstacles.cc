@@ -65,7 +65,6 @@ class Environment {
 // spare number neither can, and the program would be suspended for ever. On the simulated driver
 // two are enough; the rest is for files that the program opens on its way.
 constexpr std::uint64_t kSpareDescriptors = 8;
-constexpr std::uint64_t kMoreDescriptors = 64;  // a limit that is well above what is needed
 
 std::string_view last_part(std::string_view path) {
   const std::size_t at = path.find_last_of("/:");
@@ -178,9 +177,8 @@ class Search {
           fmt::format("{} spare descriptor(s) of the {} that it may have, without which its GPU "
                       "memory cannot be brought back (it takes up to {})",
                       descriptors->spare, descriptors->limit, kSpareDescriptors),
-          fmt::format("raise its limit of open files (prlimit --pid {} --nofile={}:{})", pid.value,
-                      descriptors->limit + kMoreDescriptors,
-                      descriptors->limit + kMoreDescriptors));
+          fmt::format("raise its limit of open files ({})",
+                      proc::raise_command(pid, *descriptors)));
     }
     if (!transports_survive(environment)) {
       STASIS_TRY_ASSIGN(auto peers, has_nccl_peers(procfs_, pid));

@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
+
 namespace stasis {
 namespace {
 
@@ -36,14 +38,40 @@ Result<void> overwrite(const std::string& path, std::string text) {
 }  // namespace
 
 Error unwritable(Error error, const std::string& path) {
+  constexpr const char* kAnother =
+      "or name another state directory by STASIS_STATE_DIR, in each command about the same "
+      "programs";
   struct statvfs system {};
   const std::string directory = std::filesystem::path(path).parent_path().string();
-  if (::statvfs(directory.c_str(), &system) != 0 || (system.f_flag & ST_RDONLY) == 0) return error;
-  error.code = ErrorCode::kNoSpace;
-  error.remedy =
-      "make it writable, or name another state directory by STASIS_STATE_DIR, in each "
-      "command about the same programs";
+  const bool is_read_only =
+      ::statvfs(directory.c_str(), &system) == 0 && (system.f_flag & ST_RDONLY) != 0;
+  if (is_read_only)
+    error.remedy = fmt::format("make it writable, {}", kAnother);
+  else if (error.code == ErrorCode::kNoSpace)
+    error.remedy = fmt::format("free some space in {}, {}", directory, kAnother);
+  if (is_read_only) error.code = ErrorCode::kNoSpace;
   return error;
+}
+
+Result<void> check_writable(const std::string& directory) {
+  constexpr std::uint64_t kRoom = 64 << 10;  // of a file's last block, and some records
+  const std::string path = directory + "/record";
+  if (::access(directory.c_str(), W_OK | X_OK) != 0)
+    return fail(
+        unwritable(errno_error("cannot write to the state directory " + directory, errno), path));
+  struct statvfs system {};
+  // Some file systems tell no sizes.
+  if (::statvfs(directory.c_str(), &system) != 0 || system.f_blocks == 0) return {};
+  const bool is_root = ::geteuid() == 0;
+  const std::uint64_t room =
+      std::uint64_t{is_root ? system.f_bfree : system.f_bavail} * system.f_frsize;
+  const std::uint64_t files = is_root ? system.f_ffree : system.f_favail;
+  if (room >= kRoom && (files > 0 || system.f_files == 0)) return {};
+  return fail(unwritable({ErrorCode::kNoSpace,
+                          fmt::format("the state directory {} has no room: {} and {} files more",
+                                      directory, format_bytes(room), files),
+                          {}},
+                         path));
 }
 
 Result<std::optional<UniqueFd>> lock_state_file(const std::string& of) {
@@ -82,8 +110,9 @@ Result<void> write_state_file(const std::string& path, const std::string& text,
     done = fail(errno_error("cannot write " + path, errno));
   }
   if (!done) (void)::unlink(temporary.c_str());
-  if (!done && done.error().code == ErrorCode::kNoSpace && ::access(path.c_str(), F_OK) == 0) {
-    done = overwrite(path, text);
+  if (!done && done.error().code == ErrorCode::kNoSpace) {
+    done = ::access(path.c_str(), F_OK) == 0 ? overwrite(path, text)
+                                             : fail(unwritable(std::move(done.error()), temporary));
   }
   return done;
 }

@@ -13,9 +13,13 @@
 
 namespace stasis {
 
-// `error` of writing `path`: where the file system is read-only, kNoSpace, for those who can do
-// without, and what to do.
+// `error` of writing `path`: where the file system is read-only or full, kNoSpace, for those who
+// can do without, and what to do.
 Error unwritable(Error error, const std::string& path);
+
+// Whether records can be written to the state directory: kNoSpace if it is full or read-only, kIo
+// or kNotPermitted if it cannot be written.
+Result<void> check_writable(const std::string& directory);
 
 // Takes the lock of `path`. Nothing if another process has it. Tries for some 200 ms, because a
 // reader holds each lock for a moment too.

@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "base/units.h"
 #include "checkpoint/journal.h"
+#include "checkpoint/state_file.h"
 #include "doctor/machine_parts.h"
 #include "proc/memory_cgroup.h"
 #include "proc/procfs.h"
@@ -186,10 +187,8 @@ void probe_state_directory(Obstacles& out) {
     out.push_back(from_error(Severity::kRed, kId, directory.error(), kOther));
     return;
   }
-  if (::access(directory->c_str(), W_OK | X_OK) != 0) {
-    out.push_back(from_error(
-        Severity::kRed, kId,
-        errno_error("cannot write to the state directory " + *directory, errno), kOther));
+  if (const auto writable = check_writable(*directory); !writable) {
+    out.push_back(from_error(Severity::kRed, kId, writable.error(), kOther));
     return;
   }
   const auto entries = read_journal();

@@ -110,14 +110,12 @@ Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procf
   if (number == kOperatingSystem) {
     const auto descriptors = proc::descriptor_limit(pid);
     if (descriptors && descriptors->spare == 0) {
-      return {
-          ErrorCode::kDriverError,
-          fmt::format("process {} has all {} descriptors open that it may have, and its driver "
-                      "can do nothing without one",
-                      pid.value, descriptors->limit),
-          fmt::format("raise its limit of open files (prlimit --pid {} --nofile=...), or let it "
-                      "close some",
-                      pid.value)};
+      return {ErrorCode::kDriverError,
+              fmt::format("process {} has all {} descriptors open that it may have, and its driver "
+                          "can do nothing without one",
+                          pid.value, descriptors->limit),
+              fmt::format("raise its limit of open files ({}), or let it close some",
+                          proc::raise_command(pid, *descriptors))};
     }
   }
   const auto answers = driver_answers();

@@ -74,9 +74,11 @@ std::optional<JobEntry> read_entry_file(const std::string& path) {
 Result<void> write_entry_file(const std::string& path, const JobEntry& entry) {
   const std::string temporary = path + ".new";
   const std::string text = record_to_text(entry);
-  STASIS_TRY_ASSIGN(
-      auto fd, open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600));
+  auto opened = open_file(AT_FDCWD, temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600);
+  if (!opened) return fail(unwritable(std::move(opened.error()), temporary));
+  const UniqueFd fd = std::move(*opened);
   auto done = write_all(fd.get(), text.data(), text.size(), temporary);
+  if (!done) done = fail(unwritable(std::move(done.error()), temporary));
   if (done && ::rename(temporary.c_str(), path.c_str()) != 0)
     done = fail(errno_error("cannot write " + path, errno));
   if (!done) (void)::unlink(temporary.c_str());

@@ -28,7 +28,8 @@ constexpr std::size_t kLongestArgument = 65536;
 
 // Where there is no image, before anything is done.
 Result<void> can_be_saved() {
-  STASIS_TRY(journal_directory());
+  STASIS_TRY_ASSIGN(const auto state, journal_directory());
+  STASIS_TRY(check_writable(state));
   STASIS_TRY(Criu::find());
   // Also where it could be saved: it would end, and could not go on.
   if (auto may = Criu::may_restore(); !may) {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -26,6 +27,14 @@ std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc
   const char* const end = text->data() + text->size();
   if (std::from_chars(text->data() + figure, end, out.limit).ec != std::errc())
     return std::nullopt;  // "unlimited"
+  out.hard = out.limit;
+  if (const std::size_t second = text->find_first_of(' ', figure); second != std::string::npos) {
+    const std::size_t begin = text->find_first_not_of(' ', second);
+    // "unlimited" is more than there can be.
+    if (begin != std::string::npos &&
+        std::from_chars(text->data() + begin, end, out.hard).ec != std::errc())
+      out.hard = std::numeric_limits<std::uint64_t>::max();
+  }
   const DirectoryStream open = list_open(fmt::format("{}/{}/fd", proc, pid.value));
   if (!open) return std::nullopt;
   out.spare = out.limit;
@@ -37,6 +46,14 @@ std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc
     if (is_number && number < out.limit && out.spare > 0) --out.spare;
   }
   return out;
+}
+
+std::string raise_command(Pid pid, const DescriptorLimit& limit) {
+  constexpr std::uint64_t kMore = 64;
+  const std::uint64_t wanted = limit.limit + kMore;
+  return wanted <= limit.hard
+             ? fmt::format("prlimit --pid {} --nofile={}:", pid.value, wanted)
+             : fmt::format("prlimit --pid {} --nofile={}:{}", pid.value, wanted, wanted);
 }
 
 Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number) {

@@ -13,8 +13,13 @@ namespace stasis::proc {
 
 struct DescriptorLimit {
   std::uint64_t limit = 0;  // the soft one of RLIMIT_NOFILE: numbers below it may be given out
+  std::uint64_t hard = 0;   // to which it may be raised; the same if it cannot be told
   std::uint64_t spare = 0;  // of those, the ones that are free
 };
+
+// A command that gives the process well more descriptors than it may have. It sets the soft limit
+// alone where that is enough: only root raises a hard one that was lowered.
+std::string raise_command(Pid pid, const DescriptorLimit& limit);
 
 // Nothing for a process that is gone, has no limit, or may not be looked at. `proc` is "/proc" but
 // in tests.

@@ -205,8 +205,15 @@ limit_descriptors() { prlimit --pid "$TARGET" --nofile="$1:"; }
   limit_descriptors 3  # which the standard streams have
   refused 8 driver-error suspend "$TARGET"
   assert_contains "$err" "descriptors open that it may have"
-  limit_descriptors "$limit"
+  # As it says: the soft limit alone.
+  limit_descriptors $((${#fds[@]} + 3))
+  capture stasis suspend "$TARGET"
+  local hard
+  hard=$(prlimit --pid "$TARGET" --nofile -o HARD --noheadings)
+  $(grep -o "prlimit --pid [0-9]* --nofile=[0-9:]*" <<<"$err")
+  assert_equal "$(prlimit --pid "$TARGET" --nofile -o HARD --noheadings)" "$hard"
   done_by suspend "$TARGET"
+  limit_descriptors "$limit"
   done_by resume "$TARGET"
   target_goes_on
   no_image

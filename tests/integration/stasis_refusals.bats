@@ -400,8 +400,15 @@ small_disk() {
   mkdir -p "$disk/state"
   head -c 8K /dev/zero >"$disk/fill" 2>/dev/null || true
   chmod 700 "$disk/state"
-  STASIS_STATE_DIR=$disk/state capture stasis suspend "$TARGET"
-  ((status != 0))
+  export STASIS_STATE_DIR=$disk/state
+  refused 11 no-space suspend "$TARGET"
+  assert_contains "$err" "free some space in $STASIS_STATE_DIR, or name another state directory by STASIS_STATE_DIR"
+  capture stasis doctor "$TARGET" --no-trial
+  assert_contains "$out" "the state directory $STASIS_STATE_DIR has no room"
+  # Where nothing could be saved, --best-effort runs it all the same.
+  refused 11 no-space run --images-dir "$image" -- true
+  assert_contains "$err" "the job could not be saved here"
+  stasis run --best-effort --images-dir "$image" -- true
   in_state running
   target_goes_on
 }
