@@ -28,7 +28,7 @@ namespace stasis {
 namespace {
 
 constexpr int kSocketNumber = 3;
-constexpr std::chrono::seconds kDeath{5};  // from SIGKILL on
+constexpr std::chrono::seconds kDeath{30};  // from SIGKILL on
 constexpr std::size_t kMaxMessage = 1U << 20;
 constexpr std::size_t kMaxEarlyErrors = 64U << 10;
 
@@ -85,6 +85,12 @@ struct ChildPlan {
     ::_exit(127);
   };
   if (plan.own_process_group && ::setpgid(0, 0) != 0) report_and_end();
+  // As many descriptors as it may have: where it lacks the right to more it keeps the soft limit.
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &files);
+  }
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   for (int number = 1; number < NSIG; ++number)

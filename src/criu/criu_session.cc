@@ -28,8 +28,6 @@ constexpr std::chrono::seconds kEndTimeout{30};
 // S or T and without any processor time for this long, is not waited for.
 constexpr std::chrono::seconds kGiveUpTimeout{30};
 constexpr std::chrono::seconds kIdleTimeout{2};
-// The same of one in state D: mostly a disk that is at work, or else a lock that never comes.
-constexpr std::chrono::seconds kBlockedTimeout{10};
 
 // Until something has to be looked at: the poll's time, or what is left of the deadline.
 std::chrono::milliseconds timeout(Clock::time_point start, std::chrono::milliseconds deadline) {
@@ -41,7 +39,7 @@ std::chrono::milliseconds timeout(Clock::time_point start, std::chrono::millisec
 
 // One that works, and waits so long in state D, waits for what does not come; a disk that is at
 // work lets it go on in between.
-constexpr std::chrono::seconds kHeldTimeout{60};
+constexpr std::chrono::minutes kHeldTimeout{5};
 
 // Whether a criu that works waits in the kernel for ever.
 class HeldUp {
@@ -49,13 +47,17 @@ class HeldUp {
   bool too_long(const CriuProcess& process) {
     const auto activity = process.activity();
     const auto now = Clock::now();
-    if (!activity.blocked || activity.processor_ticks != last_ticks_) since_ = now;
+    // Not looked at for a while: our own work was asked for, or we stood still.
+    const bool is_first = now - last_look_ > std::chrono::seconds(1);
+    if (is_first || !activity.blocked || activity.processor_ticks != last_ticks_) since_ = now;
     last_ticks_ = activity.processor_ticks;
+    last_look_ = now;
     return now - since_ > kHeldTimeout;
   }
 
  private:
   Clock::time_point since_ = Clock::now();
+  Clock::time_point last_look_;
   std::uint64_t last_ticks_ = 0;
 };
 
@@ -65,10 +67,9 @@ class LastHope {
   bool lost(const CriuProcess& process) {
     const auto now = Clock::now();
     const auto activity = process.activity();
-    if (activity.processor_ticks != last_ticks_) active_ = now;
+    if (activity.blocked || activity.processor_ticks != last_ticks_) active_ = now;
     last_ticks_ = activity.processor_ticks;
-    return now - begun_ > kGiveUpTimeout ||
-           now - active_ > (activity.blocked ? kBlockedTimeout : kIdleTimeout);
+    return now - begun_ > kGiveUpTimeout || now - active_ > kIdleTimeout;
   }
 
  private:
@@ -127,7 +128,7 @@ CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
       if (held_up.too_long(process) && !answer.refusal)
         answer.refusal =
             Error{ErrorCode::kCriuFailed,
-                  fmt::format("criu has waited in the kernel for {} seconds", kHeldTimeout.count()),
+                  fmt::format("criu has waited in the kernel for {} minutes", kHeldTimeout.count()),
                   "see what its disk, or the network of its files, does (`dmesg`)"};
       if (!answer.timed_out && !answer.refusal) {
         if (limits.on_wait) limits.on_wait();

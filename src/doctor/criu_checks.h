@@ -17,6 +17,7 @@
 #include "doctor/criu_obstacles.h"
 #include "doctor/facts.h"
 #include "image/criu_options.h"
+#include "proc/held_files.h"
 #include "proc/procfs.h"
 
 namespace stasis::doctor {
@@ -101,7 +102,7 @@ void probe_timers(const Processes& processes, Signs& out);
 
 // criu_held.cc. Whether some file holds up whatever asks after it, so that nothing more is to be
 // asked.
-bool probe_held(Facts& facts, const Processes& processes, Signs& out);
+bool probe_held(Facts& facts, const Processes& processes, proc::HeldFiles& files, Signs& out);
 
 // criu_watches.cc
 void probe_folder_watches(const Processes& processes, Signs& out);

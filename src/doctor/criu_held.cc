@@ -17,14 +17,14 @@ constexpr Kind kHeld{
 
 }  // namespace
 
-bool probe_held(Facts& facts, const Processes& processes, Signs& out) {
+bool probe_held(Facts& facts, const Processes& processes, proc::HeldFiles& files, Signs& out) {
   std::vector<std::shared_ptr<const std::vector<proc::OpenFile>>> lists;
   std::vector<proc::FilesOf> asked;
   for (const proc::ProcessInfo& info : processes) {
     lists.push_back(facts.open_files(info.pid));
     if (lists.back()) asked.push_back({info.pid, lists.back().get()});
   }
-  const auto held = proc::find_held(asked, [&] { return facts.is_over(); });
+  const auto held = files.find(asked, [&] { return facts.is_over(); });
   if (!held) return false;
   out.add(held->pid, kHeld,
           fmt::format("{} (descriptor {})", held->file.path, held->file.descriptor));
@@ -35,10 +35,10 @@ bool probe_held(Facts& facts, const Processes& processes, Signs& out) {
 
 std::vector<Obstacle> find_held_files(const proc::ProcFs& procfs,
                                       const std::vector<proc::ProcessInfo>& processes,
-                                      const Interrupt& interrupt) {
+                                      proc::HeldFiles& files, const Interrupt& interrupt) {
   doctor::Facts facts(procfs, &interrupt);
   doctor::Signs signs;
-  (void)doctor::probe_held(facts, processes, signs);
+  (void)doctor::probe_held(facts, processes, files, signs);
   return signs.obstacles(processes);
 }
 

@@ -312,7 +312,8 @@ unsigned octal(std::string_view text) {
 // How many a criu that we start may have open: it raises its limit as far as it may.
 std::uint64_t limit_of_descriptors(const proc::ProcFs& procfs) {
   const auto capabilities = procfs.effective_capabilities();
-  const bool may_raise = capabilities && (*capabilities >> CAP_SYS_RESOURCE & 1) != 0;
+  const bool may_raise = capabilities && (*capabilities >> CAP_SYS_RESOURCE & 1) != 0 &&
+                         !procfs.in_own_user_namespace();
   if (may_raise) return read_number("/proc/sys/fs/nr_open").value_or(RLIM_INFINITY);
   rlimit own{};
   return ::getrlimit(RLIMIT_NOFILE, &own) == 0 ? own.rlim_max : RLIM_INFINITY;
@@ -352,7 +353,8 @@ class Search {
         sockets_.insert(inodes.begin(), inodes.end());
       }
     }
-    if (doctor::probe_held(facts_, processes_, signs_)) return signs_.obstacles(processes_);
+    proc::HeldFiles held;
+    if (doctor::probe_held(facts_, processes_, held, signs_)) return signs_.obstacles(processes_);
     if (auto peers = proc::unix_peers()) peers_ = std::move(*peers);
     const auto parts = parts_of_search();
     share_out(parts.size(), [&](std::size_t i) { parts[i](); });
@@ -590,17 +592,21 @@ class Search {
   static bool dumps_path_only(Pid pid, const proc::OpenFile& file) {
     if (!file.path.starts_with('/') || file.path.starts_with("/memfd:")) return false;
     const auto info = proc::known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
-    return !info || S_ISREG(info->st_mode) || S_ISDIR(info->st_mode) || S_ISLNK(info->st_mode);
+    constexpr unsigned kMemory = 1;  // /dev/null and its like, which are as files to CRIU
+    return !info || S_ISREG(info->st_mode) || S_ISDIR(info->st_mode) || S_ISLNK(info->st_mode) ||
+           (S_ISCHR(info->st_mode) && major(info->st_rdev) == kMemory);
   }
 
-  // sfd: of CRIU's servicefd.c, which begins above the last descriptor, at a multiple of 64.
+  // choose_service_fd_base() of CRIU's servicefd.c: sixteen descriptors of its own and room for as
+  // many lie between the last one and a multiple of 128.
   void probe_last_descriptor(Pid pid, const std::vector<proc::OpenFile>& files) {
-    constexpr std::uint64_t kOfCriu = 64;
+    constexpr std::uint64_t kOfCriu = 32;
+    constexpr std::uint64_t kAligned = 128;
     int last = 0;
     for (const proc::OpenFile& file : files)
       last = std::max(last, file.descriptor);
-    const std::uint64_t needed = (static_cast<std::uint64_t>(last) / kOfCriu + 2) * kOfCriu;
-    if (needed > limit_of_descriptors(procfs_))
+    if (limit_of_descriptors(procfs_) / kAligned * kAligned <
+        static_cast<std::uint64_t>(last) + kOfCriu)
       signs_.add(pid, kHighDescriptor, fmt::format("descriptor {}", last));
   }
 
@@ -666,7 +672,8 @@ class Search {
     std::uint64_t huge = 0;
     std::map<std::pair<std::uint64_t, std::string>, std::optional<std::uint64_t>> page_sizes;
     for (const proc::Mapping& mapping : *mappings) {
-      if (mapping.path.starts_with("[anon:")) signs_.add(pid, kNames, mapping.path);
+      if (mapping.path.starts_with("[anon:") || mapping.path.starts_with("[anon_shmem:"))
+        signs_.add(pid, kNames, mapping.path);
       if (mapping.path.starts_with("anon_inode:")) probe_anonymous_mapping(pid, mapping.path);
       const bool nameless = mapping.path.starts_with("/anon_hugepage");
       if (nameless || mapping.permissions.ends_with('s')) {
@@ -737,7 +744,9 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       const Interrupt& interrupt) {
   auto found = Search(procfs, members, options, simulated, connected, interrupt).run();
   const bool any_red = worst(found) == Severity::kRed;
-  if (!any_red || interrupt.requested()) return found;
+  // Asked twice already.
+  const bool is_held = any_red && found.front().id == ObstacleId("held-file");
+  if (!any_red || is_held || interrupt.requested()) return found;
   // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
   // is.
   constexpr std::chrono::milliseconds kMoment{30};

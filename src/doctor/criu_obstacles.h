@@ -13,6 +13,7 @@
 #include "base/obstacle.h"
 #include "checkpoint/group.h"
 #include "image/criu_options.h"
+#include "proc/held_files.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -27,9 +28,9 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       std::span<const std::string> connected,
                                       const Interrupt& interrupt);
 
-// Of these only what proc::find_held() finds, for a tree that stands still: one or none.
+// Of these only what `files` finds, for a tree that stands still: one or none.
 std::vector<Obstacle> find_held_files(const proc::ProcFs& procfs,
                                       const std::vector<proc::ProcessInfo>& processes,
-                                      const Interrupt& interrupt);
+                                      proc::HeldFiles& files, const Interrupt& interrupt);
 
 }  // namespace stasis

@@ -379,7 +379,7 @@ class DumpRun {
     constexpr std::chrono::seconds kGrace{2};
     constexpr std::chrono::seconds kBetween{5};
     if (Clock::now() - held_asked_ > kBetween) {
-      STASIS_TRY(refuse_held(env_, group().members()));
+      STASIS_TRY(refuse_held(env_, group().members(), held_files_));
       held_asked_ = Clock::now();
     }
     for (const GroupMember& member : group().members()) {
@@ -409,7 +409,7 @@ class DumpRun {
     needed_ = use_of(group());
     if (!stopped) return stopped;
     STASIS_TRY(lock_group());
-    STASIS_TRY(refuse_held(env_, group().members()));
+    STASIS_TRY(refuse_held(env_, group().members(), held_files_));
     held_asked_ = Clock::now();
     answers_ = ask_processes(root_);
     STASIS_TRY(refuse_tiles(answers_));
@@ -543,7 +543,7 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
-    STASIS_TRY(refuse_held(env_, group().members()));
+    STASIS_TRY(refuse_held(env_, group().members(), held_files_));
     STASIS_TRY(finish_host_memory());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
     read_kernel_state(root_, manifest_.processes);
@@ -768,6 +768,7 @@ class DumpRun {
   std::uint64_t direct_bytes_ = 0;
   bool asked_in_vain_ = false;  // the job could not be stopped
   bool keeps_own_connections_ = false;
+  proc::HeldFiles held_files_;  // before there is a file of the image
   Clock::time_point held_asked_;
   std::optional<Clock::time_point> dead_since_;
   bool criu_was_asked_ = false;  // it has gone on with the tree at rest

@@ -136,11 +136,12 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   return fail(std::move(error));
 }
 
-Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members) {
+Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members,
+                         proc::HeldFiles& files) {
   std::vector<proc::ProcessInfo> processes;
   for (const GroupMember& member : members)
     processes.push_back(member.process.info());
-  auto held = find_held_files(proc::ProcFs(), processes, env.interrupt);
+  auto held = find_held_files(proc::ProcFs(), processes, files, env.interrupt);
   if (held.empty()) return {};
   return fail(refusal(std::move(held.front()), ErrorCode::kUndumpable));
 }

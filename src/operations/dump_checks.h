@@ -10,6 +10,7 @@
 #include "image/content_base.h"
 #include "image/image_writer.h"
 #include "operations/operations.h"
+#include "proc/held_files.h"
 
 namespace stasis {
 
@@ -25,8 +26,9 @@ Result<std::uint64_t> check_disk_space(const Environment& env, const Group& grou
 Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
                                const CriuOptions& criu, const DumpOptions& options);
 
-// While the tree stands still: `find_held` of proc/held_files.h. kUndumpable.
-Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members);
+// While the tree stands still: what `files` finds. kUndumpable.
+Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members,
+                         proc::HeldFiles& files);
 
 // CRIU would stop the tool that waits for it.
 Result<void> refuse_from_within(Pid root);

@@ -16,6 +16,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/fd.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
 #include "tests/fakes/served_file.h"
@@ -87,12 +88,16 @@ class Holder {
             place_->state = 2;
             ::pause();
           }
-          if (::fork() == 0) {
+          const pid_t holder = ::fork();
+          if (holder == 0) {
             ::prctl(PR_SET_PDEATHSIG, SIGKILL);
             hold(file, static_cast<char*>(at) + kApart);
             ::_exit(0);
           }
-          ::usleep(200000);
+          // It waits for its server, in the middle of the call.
+          while (read_file(AT_FDCWD, "/proc/" + std::to_string(holder) + "/wchan", 64)
+                     .value_or("request_wait_answer") != "request_wait_answer")
+            ::usleep(10000);
           place_->state = 1;
           for (;;)
             ::pause();
@@ -117,12 +122,14 @@ class Holder {
 
 bool never() { return false; }
 
+constexpr HeldFiles::Limits kQuick{std::chrono::milliseconds(200), std::chrono::milliseconds(300)};
+
 std::string held_of(const Holder& holder) {
   const auto files = ProcFs().open_files(holder.pid());
   if (!files) return "no files";
   const auto begun = std::chrono::steady_clock::now();
-  const auto held = find_held({{holder.pid(), &*files}}, never);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(4));
+  const auto held = HeldFiles(kQuick).find({{holder.pid(), &*files}}, never);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(8));
   return held ? held->file.path.substr(0, held->file.path.find_last_of(":[")) : "none";
 }
 
@@ -211,7 +218,7 @@ TEST(HeldFilesTest, FilesThatAnswerAreNotHeld) {
   const Pid self{::getpid()};
   const auto files = ProcFs().open_files(self);
   ASSERT_TRUE(files);
-  EXPECT_FALSE(find_held({{self, &*files}}, never));
+  EXPECT_FALSE(HeldFiles().find({{self, &*files}}, never));
   for (const int file : others)
     ::close(file);
   ::close(ends[0]);

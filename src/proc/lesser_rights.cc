@@ -163,9 +163,7 @@ STASIS_UNINSTRUMENTED long call(long number, unsigned long a, unsigned long b, u
 // are ours the target's user cannot trace it.
 STASIS_UNINSTRUMENTED int run_errand(void* what) {
   Errand& errand = *static_cast<Errand*>(what);
-  // First, while its user has no power over it: one that outlived us would keep our files, and the
-  // locks by them. Before Linux 5.9 it keeps them.
-  (void)call(SYS_close_range, 0, ~0U, 0, 0, 0, 0);
+  // First: one that outlived us would keep our descriptors, and the locks by them.
   if (call(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0, 0) != 0 ||
       call(SYS_getppid, 0, 0, 0, 0, 0, 0) != errand.owner)
     return 1;
@@ -255,8 +253,9 @@ std::size_t LesserRights::move_by_process(ServedPages::Access access, Pid pid,
   // Not CLONE_SIGHAND: threads alone may be killed only together. No signal tells of its end, so
   // that those who wait for other children do not see it.
   int pidfd = -1;
-  const int process = ::clone(&run_errand, errand->stack.data() + errand->stack.size(),
-                              CLONE_VM | CLONE_FS | CLONE_PIDFD, errand.get(), &pidfd);
+  const int process =
+      ::clone(&run_errand, errand->stack.data() + errand->stack.size(),
+              CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_PIDFD, errand.get(), &pidfd);
   const UniqueFd ends(pidfd);
   const End end =
       process > 0 ? wait_for_end(process, ends, std::chrono::milliseconds(200 + size / kSlowest))

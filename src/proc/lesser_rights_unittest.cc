@@ -16,6 +16,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/fd.h"
+#include "base/scope_guard.h"
 #include "proc/address_space.h"
 #include "tests/fakes/child.h"
 #include "tests/fakes/served_file.h"
@@ -91,6 +93,11 @@ TEST_F(LesserRightsTest, WhoMovesWithLesserRightsMayBeFrozenForEver) {
     GTEST_SKIP() << "not root, or no freezer of cgroups of version 1";
   const std::string tasks = cgroup + "/tasks";
   ASSERT_EQ(::chown(tasks.c_str(), kUser, kUser), 0);
+  const ScopeGuard thaw([&] {
+    (void)fakes::served::write_file((cgroup + "/freezer.state").c_str(), "THAWED");
+    for (int i = 0; i < 100 && ::rmdir(cgroup.c_str()) != 0; ++i)
+      ::usleep(10000);
+  });
   ASSERT_TRUE(fakes::served::write_file((cgroup + "/freezer.state").c_str(), "FROZEN"));
   std::vector<char> memory(kSize, 's');
   const auto become_user = [] {
@@ -126,10 +133,9 @@ TEST_F(LesserRightsTest, WhoMovesWithLesserRightsMayBeFrozenForEver) {
       ASSERT_TRUE(space->read(reinterpret_cast<std::uint64_t>(memory.data()), read.data(), kSize));
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
     EXPECT_EQ(read, memory);
+    const auto frozen = read_file(AT_FDCWD, tasks);
+    EXPECT_TRUE(frozen && !frozen->empty()) << "none was frozen";
   }
-  ASSERT_TRUE(fakes::served::write_file((cgroup + "/freezer.state").c_str(), "THAWED"));
-  for (int i = 0; i < 100 && ::rmdir(cgroup.c_str()) != 0; ++i)
-    ::usleep(10000);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 
 #include <fmt/format.h>
 
@@ -66,8 +67,25 @@ Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
   return words(pid, "environ");
 }
 
+namespace {
+
+// exit(2) of all, or SIGKILL, has come to its other threads, which end one after the other.
+bool is_ending(const ProcFs& procfs, Pid pid) {
+  constexpr std::uint64_t kExiting = 4;  // PF_EXITING of include/linux/sched.h
+  constexpr std::uint64_t kKill = std::uint64_t{1} << (SIGKILL - 1);
+  const auto all = procfs.threads(pid);
+  return std::all_of(all.begin(), all.end(), [&](const Tid& one) {
+    const auto status = procfs.thread_status(pid, one);
+    const auto info = procfs.thread(pid, one);
+    return !status || !info || info->has_ended() || (info->flags & kExiting) != 0 ||
+           (status->pending & kKill) != 0;
+  });
+}
+
+}  // namespace
+
 Error ProcFs::ended_error(const ProcessInfo& first) const {
-  if (has_ended(first.pid)) {
+  if (has_ended(first.pid) || is_ending(*this, first.pid)) {
     return {ErrorCode::kZombie,
             fmt::format("process {} ({}) has exited and waits for its parent", first.pid.value,
                         first.comm),

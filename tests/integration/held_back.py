@@ -3,8 +3,8 @@
 user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
 FUSE device in FOLDER/fuse. With `execute` a child of it executes that file; with `epoll`
 or `pipe` it has none of that file, but an epoll or a pipe whose lock in the kernel a process outside of its tree keeps,
-which is told events there or writes from there, with `late` not before CRIU traces it, in the mount namespace of what
-has started it; with `all` other users may use the file
+which is told events there or writes from there, with `late` not before FOLDER/asks is there, and
+the program itself in the mount namespace of what has started it; with `all` other users may use the file
 system as well; with `mute` that does not even say what it is, as a network that is down; with `silent` it answers
 nothing any more from FOLDER/ready on, and what it has said before is no longer believed.
 Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
@@ -78,15 +78,9 @@ def run_on_gpu() -> None:
 
 if "begun" in sys.argv:
     run_on_gpu()
-program = os.getpid()
-
-
 def wait_for_criu() -> None:
-    while "late" in sys.argv:
-        status = open(f"/proc/{program}/status").read()
-        tracer = status.split("TracerPid:")[1].split()[0]
-        if tracer != "0" and open(f"/proc/{tracer}/comm").read() == "criu\n":
-            return
+    while "late" in sys.argv and not os.path.exists(folder + "/asks"):
+        time.sleep(0.01)
 
 
 try:
@@ -113,7 +107,6 @@ if "epoll" in sys.argv or "pipe" in sys.argv:
     ends = os.pipe()
     events = select.epoll()
     events.register(ends[0], select.EPOLLIN)
-    others = [os.pipe() for _ in range(400)] if "late" in sys.argv else []
     writable = mmap.mmap(file, SIZE, mmap.MAP_PRIVATE)
     place = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(writable)) + SIZE // 2)
     if "pipe" in sys.argv:
@@ -132,9 +125,8 @@ if "epoll" in sys.argv or "pipe" in sys.argv:
     code.close()
     os.close(file)
 if "late" in sys.argv:
-    for one in [ends, *others]:
-        os.set_inheritable(one[0], True)
-        os.set_inheritable(one[1], True)
+    for end in ends:
+        os.set_inheritable(end, True)
     libc.setns(os.open(f"/proc/{os.getppid()}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), 0)
     os.execv(sys.executable, [sys.executable, sys.argv[0], folder, "begun"])
 run_on_gpu()

@@ -321,9 +321,12 @@ start_held_back() {
 # bats test_tags=long
 @test "a criu that waits in the kernel for what another process keeps is left behind, and the job runs again" {
   need_root "the lock of a pipe"
-  local shared
+  local shared criu=$BATS_TEST_TMPDIR/criu
   AS="" start_held_back pipe late
-  refused 12 not-rolled-back dump "$TARGET" --ignore-obstacles --images-dir "$image"
+  printf '#!/bin/sh\nexport LD_PRELOAD="%s" ASK_FIRST="%s"\nexec "%s" "$@"\n' "$STASIS_BUILD/tests/ask_first.so" "$shared" \
+    "$(real_criu)" >"$criu"
+  chmod +x "$criu"
+  refused 12 not-rolled-back dump "$TARGET" --ignore-obstacles --images-dir "$image" --criu "$criu"
   assert_contains "$err" "waits in the kernel (pipe_"
   assert_contains "$err" "\`stasis recover $TARGET\`"
   kill -9 "$(<"$shared/server")"
