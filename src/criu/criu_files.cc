@@ -248,7 +248,6 @@ Error unreadable(const std::string& name) {
 }
 
 constexpr std::uint32_t kIdsMagic = 0x54432030;
-constexpr std::uint32_t kDescriptorsMagic = 0x56213732;
 constexpr std::uint32_t kMemoryMagic = 0x57492820;
 constexpr std::uint32_t kFoldersMagic = 0x51403912;
 

@@ -21,6 +21,7 @@ namespace stasis {
 // criu/include/magic.h of CRIU 4.2.
 inline constexpr std::uint32_t kAnyImageMagic = 0x54564319;
 inline constexpr std::uint32_t kFilesMagic = 0x56303138;
+inline constexpr std::uint32_t kDescriptorsMagic = 0x56213732;  // fdinfo-N.img
 inline constexpr const char* kFilesImage = "files.img";
 
 inline constexpr std::size_t kMostOfImage = 64 << 20;  // bytes

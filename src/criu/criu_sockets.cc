@@ -1,5 +1,6 @@
 #include "criu/criu_sockets.h"
 
+#include <dirent.h>
 #include <net/if.h>
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 #include <set>
 #include <string>
 #include <tuple>
+
+#include <fmt/format.h>
 
 #include "criu/criu_messages.h"
 
@@ -120,6 +123,45 @@ std::vector<BoundSocket> bound_sockets(const UniqueFd& criu_dir) {
     }
   });
   return out;
+}
+
+std::uint64_t socket_under_way(const UniqueFd& criu_dir, bool unix_sockets_too) {
+  constexpr std::uint32_t kId = 2;  // of file_entry, images/fdinfo.proto
+  constexpr std::uint32_t kInet = 4;
+  constexpr std::uint32_t kUnix = 16;
+  std::set<std::uint64_t> open;
+  const DirectoryStream dir = list_open(fmt::format("/proc/self/fd/{}", criu_dir.get()));
+  while (const dirent* entry = dir ? ::readdir(dir.get()) : nullptr) {
+    const std::string name = entry->d_name;
+    if (!name.starts_with("fdinfo-")) continue;
+    (void)each_message(read_criu_image(criu_dir, name), kDescriptorsMagic,
+                       [&](protozero::pbf_reader message) {
+                         while (message.next(1))
+                           open.insert(message.get_uint64());
+                       });
+  }
+  std::uint64_t found = 0;
+  (void)each_message(
+      read_criu_image(criu_dir, kFilesImage), kFilesMagic, [&](protozero::pbf_reader message) {
+        std::uint64_t id = 0;
+        std::uint64_t number = 0;
+        while (message.next()) {
+          if (message.tag() == kId && message.wire_type() == protozero::pbf_wire_type::varint) {
+            id = message.get_uint64();
+          } else if (message.tag() == kInet || (message.tag() == kUnix && unix_sockets_too)) {
+            protozero::pbf_reader socket = message.get_message();
+            while (socket.next())
+              if (socket.tag() == 2 && socket.wire_type() == protozero::pbf_wire_type::varint)
+                number = socket.get_uint64();
+              else
+                socket.skip();
+          } else {
+            message.skip();
+          }
+        }
+        if (number != 0 && !open.contains(id)) found = number;
+      });
+  return found;
 }
 
 }  // namespace stasis

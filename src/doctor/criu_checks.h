@@ -82,6 +82,7 @@ struct GuardedMemory {
   std::string sealed;
   std::string keyed;
   std::string provided;  // by a userfaultfd
+  std::string writable;  // shared, of memfd_create, and not to be written now, but by mprotect
 };
 GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(const Processes& processes, Signs& out);
@@ -106,6 +107,9 @@ bool probe_held(Facts& facts, const Processes& processes, proc::HeldFiles& files
 
 // criu_watches.cc
 void probe_folder_watches(const Processes& processes, Signs& out);
+
+// criu_sessions.cc
+void probe_sessions(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_semaphores.cc
 void probe_semaphores(Facts& facts, const Processes& processes, Signs& out);

@@ -50,7 +50,13 @@ constexpr Kind kCgroup{"cgroup", Severity::kYellow,
                        "into that of the tool that restores them, with its limits",
                        "dump with --manage-cgroups soft, if the cgroups are to come back"};
 
-// Those that CRIU lets only the root have of its own; network and mounts may be nested.
+constexpr Kind kOwnPlace{"namespace", Severity::kRed,
+                         "lives in a namespace of mounts or of the network that is not that of the "
+                         "tree, which CRIU dumps and cannot restore",
+                         "dump that part of the tree by itself, or start it without a namespace of "
+                         "its own (unshare, ip netns exec, a sandbox)"};
+
+// Those that CRIU refuses by itself where another than the root has one of its own.
 constexpr std::array<const char*, 6> kOfRoot = {"pid", "ipc", "uts", "user", "cgroup", "time"};
 // Those that a thread may leave alone.
 constexpr std::array<const char*, 6> kOfThreads = {"net", "uts",    "ipc",
@@ -103,6 +109,15 @@ void probe_namespaces(Facts& facts, const Processes& processes, Signs& out) {
       const ino_t of_root = facts.namespace_of(root, kind);
       if (its != 0 && of_root != 0 && its != of_root && its != facts.our_namespace(kind))
         out.add(info.pid, kNested, kind);
+    }
+    // A network namespace is restored below a root that has one of its own.
+    for (const char* kind : {"mnt", "net"}) {
+      const ino_t its = facts.namespace_of(info.pid, kind);
+      const ino_t of_root = facts.namespace_of(root, kind);
+      const bool is_nested_network =
+          std::string_view(kind) == "net" && of_root != facts.our_namespace(kind);
+      if (its != 0 && of_root != 0 && its != of_root && !is_nested_network)
+        out.add(info.pid, kOwnPlace, kind);
     }
     const ino_t time = facts.namespace_of(info.pid, "time");
     const ino_t for_children = facts.namespace_of(info.pid, "time_for_children");

@@ -131,6 +131,11 @@ constexpr Kind kPacketPipe{"packet-pipe", Severity::kRed,
 constexpr Kind kPathOnly{"path-only", Severity::kRed,
                          "has files open by O_PATH of a kind that CRIU cannot dump, or not restore",
                          "close them before the dump, or open them without O_PATH"};
+constexpr Kind kNotWritable{"immutable-file", Severity::kYellow,
+                            "has files open for writing that were made immutable or append-only "
+                            "since (chattr), and that no restore opens for writing before they are "
+                            "made writable again",
+                            "chattr -i or -a before the restore"};
 constexpr Kind kNoFile{"program-without-file", Severity::kRed,
                        "runs from memory (memfd_create), which no restore executes again",
                        "start the program from a file"};
@@ -385,6 +390,7 @@ class Search {
         [&] {
           doctor::probe_namespaces(facts_, processes_, signs_);
           doctor::probe_namespace_files(facts_, processes_, signs_);
+          doctor::probe_sessions(facts_, processes_, signs_);
         },
         [&] {
           doctor::probe_seccomp(facts_, processes_, options_, signs_);
@@ -584,7 +590,20 @@ class Search {
         signs_.add(pid, kPidfd, fmt::format("process {}", other));
     }
     if ((flags & O_DIRECT) != 0 && shown.starts_with("pipe:")) signs_.add(pid, kPacketPipe, shown);
+    if ((flags & (O_WRONLY | O_RDWR)) != 0 && (flags & O_PATH) == 0 &&
+        is_kept_from_writes(pid, file, flags))
+      signs_.add(pid, kNotWritable, shown);
     if ((flags & O_PATH) != 0 && !dumps_path_only(pid, file)) signs_.add(pid, kPathOnly, shown);
+  }
+
+  // By chattr(1), after it was opened.
+  static bool is_kept_from_writes(Pid pid, const proc::OpenFile& file, unsigned flags) {
+    if (!file.path.starts_with('/') || file.path.starts_with("/memfd:")) return false;
+    struct statx info {};
+    const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor);
+    if (::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_TYPE, &info) != 0) return false;
+    return (info.stx_attributes & STATX_ATTR_IMMUTABLE) != 0 ||
+           ((info.stx_attributes & STATX_ATTR_APPEND) != 0 && (flags & O_APPEND) == 0);
   }
 
   // By CRIU 4.2.1: what it asks of a pipe, a socket's name or a terminal, it asks by that

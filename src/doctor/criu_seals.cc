@@ -1,11 +1,14 @@
 // Memory that a program has sealed against any change of its mapping (mseal), given a protection
 // key (pkey_mprotect), or provides the pages of (userfaultfd), which CRIU 4.2.1 restores without.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <string>
 #include <string_view>
+
+#include <fmt/format.h>
 
 #include "doctor/criu_checks.h"
 #include "proc/process_file.h"
@@ -30,6 +33,12 @@ constexpr Kind kProvided{"provided-memory", Severity::kRed,
                          "dump it when all pages are there and that memory is the kernel's again "
                          "(UFFDIO_UNREGISTER, or the end of that program)"};
 
+constexpr Kind kSealedFile{"sealed-file", Severity::kRed,
+                           "has memory (memfd_create) that is sealed against writing and mapped by "
+                           "a descriptor that could "
+                           "write, which CRIU seals before it maps it, and so cannot restore",
+                           "let the program map it by a descriptor opened read-only, or private"};
+
 constexpr long kMseal = 462;  // SYS_mseal, newer than Debian 12's headers
 
 bool kernel_has_keys() {
@@ -43,18 +52,33 @@ bool kernel_has_keys() {
 // looks at each page before it tells a mapping's flags (8 ms for a GiB of small ones).
 bool kernel_seals() { return ::syscall(kMseal, 0, 0, 0) == 0; }
 
+// "7f0000000000-7f0000010000"
+bool is_sealed_file(Pid pid, const std::string& mapping) {
+  if (mapping.empty()) return false;
+  const std::string link = fmt::format("/proc/{}/map_files/{}", pid.value, mapping);
+  const UniqueFd file(::open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  const int seals = file.valid() ? ::fcntl(file.get(), F_GET_SEALS) : 0;
+  return seals > 0 && (seals & F_SEAL_WRITE) != 0;
+}
+
 }  // namespace
 
 GuardedMemory guarded_memory(std::istream& smaps) {
   GuardedMemory out;
   std::string mapping;
+  std::string head;
   for (std::string line; std::getline(smaps, line);) {
     // Those of a mapping begin with a capital letter, and its own with a number in hexadecimal.
-    if (!line.empty() && (line.front() < 'A' || line.front() > 'Z'))
+    if (!line.empty() && (line.front() < 'A' || line.front() > 'Z')) {
+      head = line;
       mapping = line.substr(0, line.find(' '));
+    }
     if (line.starts_with("VmFlags:")) {
       const auto has = [&](const char* flag) { return line.find(flag) != std::string::npos; };
       if (out.sealed.empty() && has(" sl")) out.sealed = mapping;
+      if (out.writable.empty() && has(" sh") && has(" mw") && !has(" wr") &&
+          head.find("/memfd:") != std::string::npos)
+        out.writable = mapping;
       if (out.provided.empty() && (has(" um") || has(" uw") || has(" ui"))) out.provided = mapping;
     }
     constexpr std::string_view kKey = "ProtectionKey:";
@@ -73,6 +97,8 @@ void probe_seals(const Processes& processes, Signs& out) {
     const GuardedMemory guarded = guarded_memory(file);
     if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);
     if (!guarded.keyed.empty()) out.add(info.pid, kKeyed, guarded.keyed);
+    if (is_sealed_file(info.pid, guarded.writable))
+      out.add(info.pid, kSealedFile, guarded.writable);
     if (!guarded.provided.empty()) out.add(info.pid, kProvided, guarded.provided);
   }
 }

@@ -1,5 +1,6 @@
 // Terminals that no session has as its own: CRIU 4.2.1 looks for their other ends.
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -9,6 +10,7 @@
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/descriptors.h"
 #include "proc/served_files.h"
 
 namespace stasis::doctor {
@@ -17,6 +19,27 @@ namespace {
 constexpr Kind kTerminal{"terminal", Severity::kRed,
                          "has a terminal open whose other end is outside of the tree",
                          "dump with --shell-job, or start it with its input and output in files"};
+
+constexpr Kind kHungUp{"hung-up-terminal", Severity::kRed,
+                       "has a terminal whose other end is closed, as of a child that has ended: a "
+                       "restore opens it again, "
+                       "so that what is not read of it is lost, and who reads it waits for ever",
+                       "let the program read the rest and close it"};
+constexpr Kind kOfLeader{
+    "terminal-session", Severity::kYellow,
+    "has a controlling terminal that is of the tree, which a restore gives to the leader of its "
+    "session "
+    "alone",
+    "nothing, if it neither opens /dev/tty nor reads the terminal in the background"};
+
+bool has_hung_up(Pid pid, int descriptor) {
+  const auto process = Pidfd::open(pid);
+  // The kernel's own: to close a copy waits for nothing.
+  const auto copy = process ? proc::take_nameless(pid, *process, descriptor) : Result<UniqueFd>();
+  if (!process || !copy) return false;
+  pollfd state{copy->get(), 0, 0};
+  return ::poll(&state, 1, 0) == 1 && (state.revents & POLLHUP) != 0;
+}
 
 }  // namespace
 
@@ -32,8 +55,8 @@ int index_of_master(Pid pid, int descriptor) {
 
 void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions& options,
                      Signs& out) {
-  if (options.shell_job || proc::is_shell_job(processes)) return;
-  std::set<int> masters;
+  const bool is_shell_job = options.shell_job || proc::is_shell_job(processes);
+  std::map<int, std::pair<Pid, int>> masters;  // by terminal: a descriptor of it
   std::map<std::pair<int, int>, std::pair<Pid, std::string>> slaves;  // by terminal and process
   for (const proc::ProcessInfo& info : processes) {
     const auto files = facts.open_files(info.pid);
@@ -48,12 +71,23 @@ void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions
       const unsigned first = major(status->st_rdev);
       const unsigned second = minor(status->st_rdev);
       if (first == kPtmxMajor && second == kPtmxMinor)
-        masters.insert(index_of_master(info.pid, file.descriptor));
+        masters.insert({index_of_master(info.pid, file.descriptor), {info.pid, file.descriptor}});
       if (first < kSlaveFirst || first > kSlaveLast) continue;
       const int index = static_cast<int>((first - kSlaveFirst) * kPerMajor + second);
       slaves.insert({{index, info.pid.value}, {info.pid, file.path}});
     }
   }
+  for (const auto& [index, at] : masters)
+    if (has_hung_up(at.first, at.second))
+      out.add(at.first, kHungUp, fmt::format("terminal {} (descriptor {})", index, at.second));
+  for (const proc::ProcessInfo& info : processes) {
+    const auto device = static_cast<dev_t>(static_cast<unsigned>(info.tty));
+    if (major(device) < kSlaveFirst || major(device) > kSlaveLast) continue;
+    const int index = static_cast<int>((major(device) - kSlaveFirst) * kPerMajor + minor(device));
+    if (info.session != info.pid.value && masters.contains(index))
+      out.add(info.pid, kOfLeader, fmt::format("of session {}", info.session));
+  }
+  if (is_shell_job) return;
   for (const auto& [key, slave] : slaves)
     if (!masters.contains(key.first)) out.add(slave.first, kTerminal, slave.second);
 }

@@ -558,6 +558,7 @@ class DumpRun {
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
     if (keeps_own_connections_ || are_links_locked_) STASIS_TRY(count_as_sent(writer_->criu_dir()));
+    STASIS_TRY(refuse_sockets_under_way(writer_->criu_dir(), criu_options_));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(judge_connections());
     STASIS_TRY(note_sockets(env_, manifest_, lost));

@@ -414,6 +414,72 @@ os.dup2(1, 4095)"
   assert_contains "$out" '"high-descriptor"'
 }
 
+@test "what CRIU dumps and cannot restore is refused before: namespaces of a child, a daemon's session, a closed terminal, sealed memory" {
+  need_root "CRIU"
+  local kind
+  for kind in mount net; do
+    unshare "--$kind" true || skip "no namespaces can be made here"
+    start_python "subprocess.Popen(['unshare', '--$kind', 'sleep', '1000'])
+time.sleep(0.2)"
+    dump_refused namespace
+  done
+  start_python "import ctypes
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+leader = os.fork()
+if leader == 0:
+    os.setsid()
+    if os.fork() == 0: time.sleep(1000)
+    os._exit(0)
+os.waitpid(leader, 0)"
+  dump_refused dead-session
+  start_python "end, other = os.openpty()
+os.close(other)"
+  dump_refused hung-up-terminal
+  start_python "import fcntl
+memory = os.memfd_create('memory', os.MFD_ALLOW_SEALING)
+os.ftruncate(memory, 4096)
+fcntl.fcntl(memory, 1033, 8)  # F_ADD_SEALS, F_SEAL_WRITE
+mapped = mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ)"
+  if grep -q "mw.* sh\|sh.* mw" <(grep -A 25 memfd:memory "/proc/$TARGET/smaps"); then dump_refused sealed-file; fi
+}
+@test "a socket that is under way from one process to another is refused, and dumped when it has come" {
+  need_root "CRIU"
+  start_python "import socket
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+one, other = socket.socketpair()
+accepted = listener.accept()[0]
+socket.send_fds(one, [b'x'], [accepted.fileno()])
+accepted.close()
+while not os.path.exists(here + '.take'): time.sleep(0.02)
+taken = socket.socket(fileno=socket.recv_fds(other, 1, 1)[1][0])
+client.send(b'came')
+open(here + '.taken', 'w').write(taken.recv(10).decode())
+while child.poll() is None:
+    client.send(b'c')
+    taken.recv(10)
+    open(here + '.value', 'a').write('c\\n'); time.sleep(0.02)"
+  refused 7 busy dump "$TARGET" --images-dir "$image" --tcp-established
+  assert_contains "$err" "is under way in a unix socket"
+  touch "$TARGET_STATUS.take"
+  wait_until 60 grep -qs came "$TARGET_STATUS.taken"
+  dump_it --tcp-established
+  restore_it
+  target_goes_on
+  says_value c
+}
+@test "that a restore gives a terminal of the program's own to its leader alone is told" {
+  need_root "CRIU"
+  start_python "if os.forkpty()[0] == 0: os.execlp('bash', 'bash', '-c', 'sleep 1000 & wait')
+time.sleep(0.5)"
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" '"terminal-session"'
+  dump_it
+  assert_contains "$err" "has a controlling terminal that is of the tree"
+  restore_it
+  target_goes_on
+}
+
 # lead_to FILE TARGET: in the place of FILE its user puts a link; the file is FILE.kept then.
 lead_to() {
   mv "$1" "$1.kept"
