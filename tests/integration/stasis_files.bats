@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # Files of a program that are not as they were when it is restored: those that it was writing when it was saved and ran
 # on, and those that CRIU has given a name (link_remap).
+# Long because they share one way to start a Python program that has a CUDA process below it.
 
 load helpers
 load stasis_lib
