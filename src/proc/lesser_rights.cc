@@ -19,8 +19,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -197,6 +200,14 @@ bool is_frozen(int process) {
   return state && state->starts_with("FROZEN");
 }
 
+// A process may stand on its stack until this one ends.
+void keep_for_ever(std::unique_ptr<Errand> errand) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<Errand>>;
+  const std::scoped_lock lock(mutex);
+  kept->push_back(std::move(errand));
+}
+
 enum class End { kByItself, kKilled, kNever };
 
 // Until it has ended: it uses our memory. One that takes too long is killed. Its user may have put
@@ -263,7 +274,7 @@ std::size_t LesserRights::move_by_process(ServedPages::Access access, Pid pid,
   if (end != End::kByItself) given_up_->store(true);
   (void)::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, sizeof before);
   const std::size_t done = errand->done.load(std::memory_order_acquire);
-  if (end == End::kNever) (void)errand.release();  // it may stand on that stack for ever
+  if (end == End::kNever) keep_for_ever(std::move(errand));
   return done;
 }
 
