@@ -12,14 +12,15 @@ constexpr Kind kLeaderless{
     "is in a session whose leader has ended, as a daemon that has forked twice, and which CRIU "
     "cannot "
     "restore, or not with its parent",
-    "let the leader of the session live, or dump it in a container, with its first process"};
+    "let the leader of the session live, or start the program so that it stays in its parent's "
+    "session"};
 
 }  // namespace
 
 void probe_sessions(Facts& facts, const Processes& processes, Signs& out) {
   const proc::ProcessInfo& root = processes.front();
   const auto details = facts.procfs().details(root.pid);
-  // What has lost its parent there is the child of the first process again.
+  // What has lost its parent there is the child of the first process again: not tried.
   if (details && details->ns_pid == 1) return;
   for (const proc::ProcessInfo& info : processes) {
     if (info.session <= 0 || info.session == root.session || info.session == info.pid.value)
