@@ -137,13 +137,15 @@ template <class Shared>
   sigset_t all;
   ::sigfillset(&all);
   (void)::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Those that have asked need not be waited for.
-  struct sigaction ignored {};
-  ignored.sa_handler = SIG_IGN;
-  (void)::sigaction(SIGCHLD, &ignored, nullptr);
+  // One that has ended keeps its number until the next is asked for: our caller takes it by that.
+  struct sigaction usual {};
+  usual.sa_handler = SIG_DFL;
+  (void)::sigaction(SIGCHLD, &usual, nullptr);
   (void)::dup2(socket, 0);
   (void)::syscall(SYS_close_range, 1, ~0U, 0);
   for (char byte = 0; ::read(0, &byte, 1) == 1;) {
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
     const pid_t pid = start_process(SIGCHLD);
     if (pid == 0) ask_all(shared);
     if (::write(0, &pid, sizeof pid) != sizeof pid) break;
@@ -193,7 +195,7 @@ std::optional<std::size_t> HeldFiles::first_held(std::size_t begin, std::size_t 
       ::recv(socket_.get(), &pid, sizeof pid, 0) != sizeof pid || pid <= 0)
     return std::nullopt;
   const auto asker = Pidfd::open(Pid{pid});
-  if (!asker) return std::nullopt;  // it has ended
+  if (!asker) return std::nullopt;
   std::uint32_t last = shared_->next;
   auto since = Clock::now();
   auto held_since = since;
