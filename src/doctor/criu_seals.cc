@@ -33,11 +33,11 @@ constexpr Kind kProvided{"provided-memory", Severity::kRed,
                          "dump it when all pages are there and that memory is the kernel's again "
                          "(UFFDIO_UNREGISTER, or the end of that program)"};
 
-constexpr Kind kSealedFile{"sealed-file", Severity::kRed,
-                           "has memory (memfd_create) that is sealed against writing and mapped by "
-                           "a descriptor that could "
-                           "write, which CRIU seals before it maps it, and so cannot restore",
-                           "let the program map it by a descriptor opened read-only, or private"};
+constexpr Kind kSealedFile{
+    "sealed-file", Severity::kRed,
+    "has memory (memfd_create) that is sealed against writing and mapped by "
+    "a descriptor that could write, which CRIU seals before it maps it, and so cannot restore",
+    "let the program map it by a descriptor opened read-only, or private"};
 
 constexpr long kMseal = 462;  // SYS_mseal, newer than Debian 12's headers
 

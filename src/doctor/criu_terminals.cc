@@ -22,14 +22,13 @@ constexpr Kind kTerminal{"terminal", Severity::kRed,
 
 constexpr Kind kHungUp{"hung-up-terminal", Severity::kRed,
                        "has a terminal whose other end is closed, as of a child that has ended: a "
-                       "restore opens it again, "
-                       "so that what is not read of it is lost, and who reads it waits for ever",
+                       "restore opens it again, so that what is not read of it is lost, and a read "
+                       "of it waits for ever",
                        "let the program read the rest and close it"};
 constexpr Kind kOfLeader{
     "terminal-session", Severity::kYellow,
     "has a controlling terminal that is of the tree, which a restore gives to the leader of its "
-    "session "
-    "alone",
+    "session alone",
     "nothing, if it neither opens /dev/tty nor reads the terminal in the background"};
 
 bool has_hung_up(Pid pid, int descriptor) {

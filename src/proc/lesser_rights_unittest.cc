@@ -42,6 +42,17 @@ class LesserRightsTest : public ::testing::Test {
     return go_->load() == word;
   }
 
+  static void become(unsigned user) {
+    if (::setresgid(user, user, user) != 0 || ::setresuid(user, user, user) != 0) ::_exit(1);
+  }
+  void be_target_of(unsigned user) const {
+    become(user);
+    ::prctl(PR_SET_DUMPABLE, 1);
+    go_->store(2);
+    for (;;)
+      ::pause();
+  }
+
   std::atomic<int>* go_;  // shared with the children
 };
 // The target's user kills and stops whatever he may, all the time.
@@ -51,20 +62,11 @@ TEST_F(LesserRightsTest, WhoMovesWithLesserRightsIsNotOursToLose) {
   constexpr std::size_t kSize = std::size_t{8} << 20;
   constexpr int kRounds = 60;
   std::vector<char> memory(kSize, 's');
-  const auto become_user = [] {
-    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
-  };
-  const Child target([&] {
-    become_user();
-    ::prctl(PR_SET_DUMPABLE, 1);
-    go_->store(2);
-    for (;;)
-      ::pause();
-  });
+  const Child target([&] { be_target_of(kUser); });
   ASSERT_TRUE(has_come(2));
   // Numbers that come next, and those of our threads.
   const Child sniper([&, spared = target.pid().value, us = ::getpid()] {
-    become_user();
+    become(kUser);
     go_->store(3);
     for (int i = 0;; ++i) {
       for (int pid = us; pid < us + 400; ++pid) {
@@ -102,21 +104,12 @@ TEST_F(LesserRightsTest, WhoMovesWithLesserRightsMayBeFrozenForEver) {
   });
   ASSERT_TRUE(fakes::served::write_file((cgroup + "/freezer.state").c_str(), "FROZEN"));
   std::vector<char> memory(kSize, 's');
-  const auto become_user = [] {
-    if (::setresgid(kUser, kUser, kUser) != 0 || ::setresuid(kUser, kUser, kUser) != 0) ::_exit(1);
-  };
   {
-    const Child target([&] {
-      become_user();
-      ::prctl(PR_SET_DUMPABLE, 1);
-      go_->store(2);
-      for (;;)
-        ::pause();
-    });
+    const Child target([&] { be_target_of(kUser); });
     ASSERT_TRUE(has_come(2));
     // All that come next; of other users' processes the kernel refuses it.
     const Child freezer([&, spared = target.pid().value] {
-      become_user();
+      become(kUser);
       const int list = ::open(tasks.c_str(), O_WRONLY | O_CLOEXEC);
       const int last = ::open("/proc/sys/kernel/ns_last_pid", O_RDONLY | O_CLOEXEC);
       go_->store(3);

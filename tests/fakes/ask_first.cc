@@ -34,11 +34,5 @@ extern "C" int fcntl(int file, int command, ...) {
   return static_cast<int>(call(file, command, argument));
 }
 
-extern "C" int fcntl64(int file, int command, ...) {
-  va_list rest;
-  va_start(rest, command);
-  const long argument = va_arg(rest, long);
-  va_end(rest);
-  return static_cast<int>(call(file, command, argument));
-}
+extern "C" int fcntl64(int file, int command, ...) __attribute__((alias("fcntl")));
 // NOLINTEND(cert-dcl50-cpp)
