@@ -85,7 +85,7 @@ struct GuardedMemory {
   std::string writable;  // shared, of memfd_create, and not to be written now, but by mprotect
 };
 GuardedMemory guarded_memory(std::istream& smaps);
-void probe_seals(const Processes& processes, Signs& out);
+void probe_seals(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_numa.cc. The first mapping in a text of numa_maps that has a policy of its own, with that
 // ("7f0000000000 prefer:0"); empty if there is none.

@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -50,12 +51,26 @@ constexpr Kind kSilent{"silent-files", Severity::kRed,
 constexpr unsigned kTtyFirst = 136;  // the slaves of pseudo terminals, which CRIU dumps otherwise
 constexpr unsigned kTtyLast = 143;
 
+constexpr Kind kDeletedTwice{"deleted-place", Severity::kRed,
+                             "has a deleted file open through two mounts, which CRIU makes again "
+                             "below one of them and does not find through the other",
+                             "open such a file by one path only, or close it before the dump"};
+constexpr Kind kNoFolder{"deleted-place", Severity::kRed,
+                         "has deleted files open whose directory is a file by now, where CRIU "
+                         "cannot make them again",
+                         "remove or rename what is in the directory's place, or close them before "
+                         "the dump"};
+
 struct Place {
   std::uint64_t mount = 0;
   unsigned mode = 0;
   bool terminal = false;
   dev_t device = 0;
+  std::uint64_t inode = 0;
+  unsigned names = 0;
 };
+
+constexpr std::string_view kDeleted = " (deleted)";
 
 // Of what a link of /proc leads to.
 std::optional<Place> place_of(const std::string& link) {
@@ -68,8 +83,9 @@ std::optional<Place> place_of(const std::string& link) {
   const bool terminal = S_ISCHR(info.stx_mode) &&
                         ((info.stx_rdev_major >= kTtyFirst && info.stx_rdev_major <= kTtyLast) ||
                          info.stx_rdev_major == 4 || info.stx_rdev_major == 5);
-  return Place{info.stx_mnt_id, info.stx_mode, terminal,
-               makedev(info.stx_dev_major, info.stx_dev_minor)};
+  return Place{info.stx_mnt_id, info.stx_mode,
+               terminal,        makedev(info.stx_dev_major, info.stx_dev_minor),
+               info.stx_ino,    info.stx_nlink};
 }
 
 constexpr long kQueueMagic = 0x19800202;  // MQUEUE_MAGIC of the kernel's ipc/mqueue.c
@@ -155,13 +171,25 @@ class MountSearch {
       out_.add(pid, kLost, shown);
       return;
     }
-    if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(" (deleted)") ||
+    if (S_ISREG(place->mode) && place->names == 0) look_at_deleted(pid, file.path, *place, shown);
+    if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(kDeleted) ||
         !facts_.has_our_namespace(pid, "mnt")) {
       return;
     }
     const auto by_name = nearest_place(file.path);
     if (by_name && by_name->device != place->device && by_name->mount != place->mount)
       out_.add(pid, kCovered, shown);
+  }
+
+  // CRIU makes it again in its directory, and all who have it open find it there.
+  void look_at_deleted(Pid pid, std::string path, const Place& place, const std::string& shown) {
+    const auto [first, is_new] =
+        deleted_.try_emplace(std::pair(place.device, place.inode), place.mount);
+    if (!is_new && first->second != place.mount) out_.add(pid, kDeletedTwice, shown);
+    if (!path.ends_with(kDeleted) || !facts_.has_our_namespace(pid, "mnt")) return;
+    path.erase(std::min(path.rfind('/'), path.size() - kDeleted.size()));
+    const auto above = nearest_place(path);
+    if (above && !S_ISDIR(above->mode)) out_.add(pid, kNoFolder, shown);
   }
 
   // One of each file.
@@ -198,6 +226,7 @@ class MountSearch {
   Signs& out_;
   std::map<std::uint64_t, std::string> known_;  // the types, by the mounts' numbers
   std::map<std::uint64_t, bool> silent_;
+  std::map<std::pair<dev_t, std::uint64_t>, std::uint64_t> deleted_;  // the mount of each
 };
 
 }  // namespace

@@ -370,7 +370,7 @@ class Search {
   // Those first that take long.
   std::vector<std::function<void()>> parts_of_search() {
     return {
-        [&] { doctor::probe_seals(processes_, signs_); },
+        [&] { doctor::probe_seals(facts_, processes_, signs_); },
         [&] { doctor::probe_numa(processes_, signs_); },
         [&] { doctor::probe_code(facts_, processes_, signs_); },
         [&] { doctor::probe_mounts(facts_, processes_, options_, simulated_, signs_); },

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -89,10 +90,19 @@ GuardedMemory guarded_memory(std::istream& smaps) {
   return out;
 }
 
-void probe_seals(const Processes& processes, Signs& out) {
+// Such memory by its permissions, which cost no walk of page tables.
+bool may_have_sealed_files(const std::vector<proc::Mapping>* mappings) {
+  return mappings == nullptr ||
+         std::any_of(mappings->begin(), mappings->end(), [](const proc::Mapping& mapping) {
+           return mapping.permissions.size() > 3 && mapping.permissions[1] != 'w' &&
+                  mapping.permissions[3] == 's' && mapping.path.starts_with("/memfd:");
+         });
+}
+
+void probe_seals(Facts& facts, const Processes& processes, Signs& out) {
   static const bool guarding = kernel_seals() || kernel_has_keys();
-  if (!guarding) return;
   for (const proc::ProcessInfo& info : processes) {
+    if (!guarding && !may_have_sealed_files(facts.mappings(info.pid).get())) continue;
     proc::ProcessText file(info.pid, "smaps");
     const GuardedMemory guarded = guarded_memory(file);
     if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);

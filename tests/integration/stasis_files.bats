@@ -443,6 +443,30 @@ fcntl.fcntl(memory, 1033, 8)  # F_ADD_SEALS, F_SEAL_WRITE
 mapped = mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ)"
   if grep -q "mw.* sh\|sh.* mw" <(grep -A 25 memfd:memory "/proc/$TARGET/smaps"); then dump_refused sealed-file; fi
 }
+
+@test "a deleted file that CRIU cannot make again is refused before: its directory is a file now, or it has two mounts" {
+  need_root "CRIU"
+  start_python "os.chdir(os.path.dirname(sys.argv[1]))
+os.mkdir('folder')
+held = open('folder/file', 'w+')
+os.unlink('folder/file')
+os.rmdir('folder')
+open('folder', 'w').write('a file')"
+  dump_refused deleted-place
+  unshare --mount true || skip "no namespaces can be made here"
+  start_python "import ctypes
+os.chdir(os.path.dirname(sys.argv[1]))
+os.mkdir('one')
+os.mkdir('other')
+open('one/file', 'w').write('content')
+ctypes.CDLL(None).unshare(0x20000)  # CLONE_NEWNS
+subprocess.run(['mount', '--make-rprivate', '/'], check=True)
+subprocess.run(['mount', '--bind', 'one', 'other'], check=True)
+held = [open('one/file'), open('other/file')]
+os.unlink('one/file')"
+  dump_refused deleted-place
+}
+
 @test "a socket that is under way from one process to another is refused, and dumped when it has come" {
   need_root "CRIU"
   start_python "import socket
