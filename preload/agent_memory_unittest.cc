@@ -17,6 +17,17 @@
 namespace stasis::preload {
 namespace {
 
+TEST_F(AgentMemory, TheHostsIsNotSavedWithoutRoom) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+  CUmemGenericAllocationHandle handle = 0;
+  ASSERT_EQ(own::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
+  EXPECT_EQ(detach_all(4 * kMiB).result, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(detached_count(), 0);
+  EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
+}
+
 TEST_F(AgentMemory, FreeingLeavesNothing) {
   const auto first = allocated(5 * kMiB);
   const auto second = allocated(2 * kMiB);

@@ -309,21 +309,26 @@ std::vector<CUcontext> known_contexts() {
 int captures_in_progress() { return tables().captures.load(); }
 
 // Large memory that the driver's own restore has made is not given out by it any more
-// (export_trial.h), and what we make is. Without room for that the driver's answer stays, and where
-// other processes have it: they would go on with what it was.
-Outcome export_segment(std::size_t index, int& fd) {
-  auto& physical = *segments()[index];
+// (export_trial.h), and what we make is. Without room for that the driver's answer stays.
+Outcome export_piece(Physical& physical, bool may_renew, int& fd) {
   const auto give_out = [&] {
     return driver().cuMemExportToShareableHandle(&fd, physical.real,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   };
   auto result = physical.is_refused ? CUDA_ERROR_INVALID_VALUE : give_out();
-  if (result == CUDA_ERROR_INVALID_VALUE && (!physical.given_out || !is_lending()) &&
-      renew(physical).ok()) {
+  if (result == CUDA_ERROR_INVALID_VALUE && may_renew && renew(physical).ok()) {
     physical.is_refused = false;
     result = give_out();
   }
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
+}
+
+// Not renewed where other processes have it: they would go on with what it was.
+Outcome export_segment(std::size_t index, int& fd) {
+  auto& physical = *segments()[index];
+  const bool is_elsewhere = physical.open_elsewhere > 0 || physical.key != ShareKey{} ||
+                            (physical.given_out && is_lending());
+  return export_piece(physical, !is_elsewhere, fd);
 }
 
 Outcome evict_all() {

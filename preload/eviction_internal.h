@@ -79,13 +79,14 @@ struct Physical {
   bool is_imported() const {
     return origin == MemoryOrigin::kImported || origin == MemoryOrigin::kMulticast;
   }
-  bool is_pending_heir() const { return !is_imported() && key != ShareKey{} && !present; }
-  // How often other processes have it open by that number: until they close it, it cannot be
-  // evicted either.
+  bool is_pending_heir() const { return !is_imported() && key != ShareKey{} && saved && !present; }
+  // How often other processes have it open by that number, also while they have given it up for a
+  // checkpoint: as with what was given out by descriptor.
   unsigned open_elsewhere = 0;
+  bool may_be_elsewhere() const { return given_out || open_elsewhere > 0 || key != ShareKey{}; }
   bool can_leave() const {
-    return !is_imported() && !is_host() && !stays && !outside && open_elsewhere == 0 &&
-           !(given_out && is_refused);
+    return !is_imported() && !is_host() && !stays && !outside &&
+           !(may_be_elsewhere() && is_refused);
   }
 };
 
@@ -393,6 +394,9 @@ Outcome map_again(const Mapping& mapping);
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical();
 // All of device memory that is there, to or from `at` in this process.
 Outcome copy_device(const Physical& physical, std::byte* at, bool out);
+// A descriptor of it. Where the driver refuses that, and it may be renewed, other memory takes its
+// place: with the gate closed and the work drained, and with no other process that has it.
+Outcome export_piece(Physical& physical, bool may_renew, int& fd);
 void release(const Unneeded& unneeded);
 // Physical memory as that of cuMemAlloc is, of whole units, that can be given to another process.
 struct Served {

@@ -271,8 +271,9 @@ void Session::list_shares() {
 void Session::detach() {
   if (!expect(AgentState::kClosed)) return;
   was_detached_ = true;
-  auto outcome = detach_all();
-  if (outcome.ok()) outcome = save_managed(arguments_[0] == 0 ? UINT64_MAX : arguments_[0]);
+  const auto room = arguments_[0] == 0 ? UINT64_MAX : arguments_[0];
+  auto outcome = detach_all(room);
+  if (outcome.ok()) outcome = save_managed(room);
   page_.detached_count = detached_count();
   report(outcome);
 }
@@ -293,7 +294,8 @@ void Session::retake() {
 void Session::lend_piece() {
   make_descriptor_room(kExportRoom);
   const direct::ShareId id{arguments_[0], arguments_[1]};
-  const auto outcome = g_exported.add([&](int& made) { return lend(id, made); });
+  const bool is_closed = state() == AgentState::kClosed || state() == AgentState::kFilling;
+  const auto outcome = g_exported.add([&](int& made) { return lend(id, is_closed, made); });
   if (outcome.ok()) {
     page_.shares[0] = {id, 0, direct::ShareRole::kOwner, 0, g_exported.fds[0], 0};
     page_.exported_count = 1;

@@ -228,18 +228,21 @@ void become_owner(Physical& physical) {
                         : MemoryOrigin::kHost;
   // The driver says it of no imported memory; the others are to have it from here.
   physical.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  physical.stays = true;
 }
 
 }  // namespace
 
-Outcome detach_all() {
+Outcome detach_all(std::uint64_t room) {
   const CurrentContext current(any_context());
   auto mappings = mappings_by_physical();
   for (const auto& [handle, physical] : tables().physicals) {
     if (!physical->present || !(is_known_import(*physical) || physical->is_host())) continue;
-    if (physical->is_host())
+    if (physical->is_host()) {
+      if (physical->size > room) return {CUDA_ERROR_OUT_OF_MEMORY, "room for memory of the host's"};
+      // That of others is there until the last of them has given it up.
+      if (physical->may_be_elsewhere()) room -= physical->size;
       if (const auto saved = save(*physical); !saved.ok()) return saved;
+    }
     const auto outcome = give_up(*physical, mappings[physical.get()]);
     if (!outcome.ok()) {
       drop_saved(*physical);
@@ -296,21 +299,20 @@ Outcome retake_saved() {
   return {};
 }
 
-Outcome lend(const ShareId& id, int& fd) {
-  CUmemGenericAllocationHandle real = 0;
+Outcome lend(const ShareId& id, bool closed, int& fd) {
+  Physical* lent = nullptr;
   {
     const TablesLock lock;
     const auto at = tables().shares.find(id[1]);
     if (is_own_locked(key_of_id(id)) && at != tables().shares.end() && at->second->present)
-      real = at->second->real;
+      lent = at->second;
     for (const auto& [handle, physical] : tables().physicals)
       if (id_of(physical->key) == id && physical->present && !is_known_import(*physical))
-        real = physical->real;
+        lent = physical.get();
   }
-  if (real == 0) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
-  const auto result =
-      driver().cuMemExportToShareableHandle(&fd, real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  return {result, "cuMemExportToShareableHandle"};
+  if (!lent) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
+  // What is refused the driver has restored: no process has it, or that had been refused to.
+  return export_piece(*lent, closed, fd);
 }
 
 MissingImports::MissingImports() : mappings_(mappings_by_physical()) {

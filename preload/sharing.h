@@ -51,9 +51,10 @@ struct Shared {
 std::vector<Shared> list_shared();
 
 // Gives up all imported memory whose owner is known, and all memory of the host's, whose content
-// this process keeps. What is given up when a call of the driver fails stays so, until it is taken
+// this process keeps: none of it larger than `room`, in bytes, as the piece and its copy are there
+// at the same time. What is given up when a call of the driver fails stays so, until it is taken
 // again.
-Outcome detach_all();
+Outcome detach_all(std::uint64_t room = UINT64_MAX);
 // Saves the content of what this process has imported under that id. detach_all() makes it the
 // owner of that.
 Outcome inherit(const direct::ShareId& id);
@@ -63,8 +64,9 @@ void name_connections();
 void forget_saved();
 // Takes the host's and what was inherited again, with its content, at the same addresses.
 Outcome retake_saved();
-// A descriptor of this process's own piece.
-Outcome lend(const direct::ShareId& id, int& fd);
+// A descriptor of this process's own piece. `closed`: the gate is, and all work has ended, so that
+// a piece which the driver gives out no more may be replaced.
+Outcome lend(const direct::ShareId& id, bool closed, int& fd);
 // All that is not there of other processes', looked up once: a process may have thousands of
 // pieces.
 class MissingImports {

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/fd.h"
 #include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
@@ -300,8 +301,7 @@ Result<void> let_give_up(AgentSet& agents, const std::vector<AgentClient*>& aske
   for (AgentClient& agent : agents)
     STASIS_TRY(still.keep(agent, threads));
   for (AgentClient* agent : asked)
-    agent->begin(AgentCommand::kDetach,
-                 agent->managed_areas() == 0 ? 0 : room_on_host(agent->pid()));
+    agent->begin(AgentCommand::kDetach, room_on_host(agent->pid()));
   if (!asked.empty()) fault_only(FaultPoint::kDirectReplacing);
   Result<void> done;
   for (AgentClient* agent : asked) {
@@ -377,6 +377,8 @@ Result<void> lend(const std::vector<Borrower>& borrowers, const std::vector<Agen
       if (is_new) by_owner[owners.at(id)].emplace_back(id, &piece->second);
     }
   }
+  constexpr std::size_t kSpare = 64;
+  STASIS_TRY(allow_descriptors(lent.size() + kSpare));
   const std::vector asked(by_owner.begin(), by_owner.end());
   std::vector<Result<void>> done(asked.size());
   share_out(asked.size(), [&](std::size_t i) {

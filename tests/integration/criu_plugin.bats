@@ -783,6 +783,20 @@ start_ranks() {
   restored_verifies 3
 }
 
+@test "ranks whose memory the driver does not give out again once it was restored go there and back" {
+  export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M
+  start_ranks 2
+  dump_target --network-lock skip
+  restore_target
+  target_goes_on
+  # By the direct path, too, as what replaces it is new memory.
+  done_by suspend "$TARGET" --path direct
+  done_by resume "$TARGET"
+  target_goes_on
+  nothing_left
+  restored_verifies 3
+}
+
 @test "ranks that share memory of the host's, too, also if the dump fails at any step" {
   local fault
   start_ranks 2 --of-host

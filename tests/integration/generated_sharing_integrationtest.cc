@@ -127,6 +127,12 @@ class Job {
     ::setenv("STASIS_SIM_GPUS", (std::to_string(case_.gpus) + "x1G").c_str(), 1);
     ::setenv("STASIS_STATE_DIR", (dir_ / "state").c_str(), 1);
     ::setenv("STASIS_RING", "2M", 1);
+    // What the driver has moved it does not give out again; each of its refusals leaves a
+    // descriptor that CRIU cannot dump. So only where the driver moves nothing that is shared.
+    if (case_.steps.find_first_of("vpq") == std::string::npos)
+      ::setenv("STASIS_SIM_EXPORTS_RESTORED_BELOW", "2M", 1);
+    else
+      ::unsetenv("STASIS_SIM_EXPORTS_RESTORED_BELOW");
     ::setenv("STASIS_LIBCUDA", (build_ / "lib/stasis/sim/libcuda.so.1").c_str(), 1);
     ::setenv("LD_LIBRARY_PATH", (build_ / "lib/stasis/sim").c_str(), 1);
     Words words = {build_ / "bin/stasis",

@@ -28,8 +28,8 @@ told_of_sharing() {
   for _ in 1 2; do
     open_there
     assert_equal "$(told_of_sharing)" "green"
-    # What another has open the driver moves, between two halves of the agents' work.
-    cycle_by driver
+    # What another has open leaves as well, between two halves of the agents' work.
+    cycle_by direct
     # By itself its child would be lost, and so would what the two share.
     refused 8 not-supported suspend "$(pgrep -P "$TARGET")"
     assert_contains "$err" "not in the tree"
@@ -78,7 +78,7 @@ stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/statu
   assert_contains "$err" "leave --path driver out"
   in_state running
   target_goes_on
-  cycle_by driver
+  cycle_by direct
   target_verifies
 }
 

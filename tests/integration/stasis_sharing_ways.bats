@@ -7,6 +7,7 @@ load stasis_lib
 setup() {
   setup_stasis
   agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+  export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M # what the driver has moved cannot be given out any more
 }
 teardown() { end_stasis; }
 
