@@ -176,6 +176,7 @@ class MountSearch {
         !facts_.has_our_namespace(pid, "mnt")) {
       return;
     }
+    if (proc::leads_over_served(pid, file.path)) return;
     const auto by_name = nearest_place(file.path);
     if (by_name && by_name->device != place->device && by_name->mount != place->mount)
       out_.add(pid, kCovered, shown);
@@ -188,6 +189,7 @@ class MountSearch {
     if (!is_new && first->second != place.mount) out_.add(pid, kDeletedTwice, shown);
     if (!path.ends_with(kDeleted) || !facts_.has_our_namespace(pid, "mnt")) return;
     path.erase(std::min(path.rfind('/'), path.size() - kDeleted.size()));
+    if (proc::leads_over_served(pid, path)) return;
     const auto above = nearest_place(path);
     if (above && !S_ISDIR(above->mode)) out_.add(pid, kNoFolder, shown);
   }

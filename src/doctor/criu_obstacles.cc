@@ -293,7 +293,7 @@ bool knows_huge_pages(std::uint64_t page) {
 // module is given by the kernel.
 std::vector<std::string> attributes_of(Pid pid, const std::string& link) {
   std::vector<std::string> out;
-  if (!proc::answers(pid, link)) return out;
+  if (proc::is_served(pid, link)) return out;
   std::array<char, 4096> names{};
   const ssize_t size = ::listxattr(link.c_str(), names.data(), names.size());
   for (ssize_t at = 0; at < size; at += static_cast<ssize_t>(out.back().size()) + 1)
@@ -532,6 +532,7 @@ class Search {
     constexpr std::string_view kOfCriu = "link_remap.";
     const std::string_view folder = path.substr(0, path.rfind('/') + 1);
     if (!looked_in_.emplace(pid, folder).second) return;
+    if (proc::leads_over_served(pid, std::string(folder))) return;
     const auto names = list_open(fmt::format("/proc/{}/root{}", pid.value, folder));
     if (!names) return;
     while (const dirent* entry = facts_.is_over() ? nullptr : ::readdir(names.get())) {
@@ -691,6 +692,7 @@ class Search {
     std::uint64_t huge = 0;
     std::map<std::pair<std::uint64_t, std::string>, std::optional<std::uint64_t>> page_sizes;
     for (const proc::Mapping& mapping : *mappings) {
+      if (facts_.is_over()) return;
       if (mapping.path.starts_with("[anon:") || mapping.path.starts_with("[anon_shmem:"))
         signs_.add(pid, kNames, mapping.path);
       if (mapping.path.starts_with("anon_inode:")) probe_anonymous_mapping(pid, mapping.path);

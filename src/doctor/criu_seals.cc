@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
 #include "doctor/criu_checks.h"
 #include "proc/process_file.h"
 
@@ -57,8 +58,8 @@ bool kernel_seals() { return ::syscall(kMseal, 0, 0, 0) == 0; }
 bool is_sealed_file(Pid pid, const std::string& mapping) {
   if (mapping.empty()) return false;
   const std::string link = fmt::format("/proc/{}/map_files/{}", pid.value, mapping);
-  const UniqueFd file(::open(link.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  const int seals = file.valid() ? ::fcntl(file.get(), F_GET_SEALS) : 0;
+  const auto file = open_checked(AT_FDCWD, link, O_RDONLY, &is_memory_file);
+  const int seals = file ? ::fcntl(file->get(), F_GET_SEALS) : 0;
   return seals > 0 && (seals & F_SEAL_WRITE) != 0;
 }
 

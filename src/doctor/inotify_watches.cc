@@ -21,6 +21,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/served_files.h"
 
 namespace stasis {
 namespace {
@@ -152,6 +153,10 @@ Watch probe_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& moun
   for (const proc::Mount& mount : mounts) {
     if (mount.major != mark.major || mount.minor != mark.minor) continue;
     out.what = fmt::format("inode {} of {} ({})", mark.inode, mount.point, mount.type);
+    if (proc::leads_over_served(pid, mount.point)) {
+      tried = false;
+      continue;
+    }
     const UniqueFd place(::open(fmt::format("/proc/{}/root{}", pid.value, mount.point).c_str(),
                                 O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!place.valid()) continue;  // of a single file

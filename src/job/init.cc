@@ -1,12 +1,15 @@
 #include "job/init.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -116,7 +119,8 @@ class Loop {
     // So that the numbers of its terminals are free wherever it is restored. Where that cannot be,
     // it has none.
     if (::mount("stasis", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
-                "newinstance,ptmxmode=0666,mode=0620") != 0)
+                "newinstance,ptmxmode=0666,mode=0620") != 0 ||
+        !opens_these_terminals())
       spec_.terminal = 0;
     if (ready && !children_.valid()) ready = fail(errno_error("cannot wait for signals", errno));
     tell(ready ? InitEvent(Ready{}) : Failed{std::move(ready.error())});
@@ -125,6 +129,17 @@ class Loop {
   }
 
  private:
+  // /dev/ptmx, where it is not a link or a node beside them but that of the instance of before,
+  // which is mounted there (LXC).
+  static bool opens_these_terminals() {
+    struct stat link {};
+    struct statfs system {};
+    if (::lstat("/dev/ptmx", &link) != 0 || S_ISLNK(link.st_mode) ||
+        ::statfs("/dev/ptmx", &system) != 0 || system.f_type != DEVPTS_SUPER_MAGIC)
+      return true;
+    return ::mount("/dev/pts/ptmx", "/dev/ptmx", nullptr, MS_BIND, nullptr) == 0;
+  }
+
   // Without the supervisor there is no job: init ends too.
   void tell(const InitEvent& event) {
     if (!send(outside_, event)) ::_exit(1);

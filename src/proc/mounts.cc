@@ -1,8 +1,13 @@
 #include "proc/mounts.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
 
+#include <mutex>
+#include <optional>
 #include <sstream>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -29,10 +34,7 @@ std::string without_escapes(const std::string& text) {
   return out;
 }
 
-}  // namespace
-
-Result<std::vector<Mount>> mounts(const std::string& process, const std::string& proc) {
-  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("{}/{}/mountinfo", proc, process)));
+std::vector<Mount> mounts_in(const std::string& text) {
   std::vector<Mount> out;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -53,6 +55,53 @@ Result<std::vector<Mount>> mounts(const std::string& process, const std::string&
     out.push_back(std::move(mount));
   }
   return out;
+}
+
+// The last process's that was asked for. One alone: the text may have tens of megabytes.
+struct LastMounts {
+  Pid process;
+  UniqueFd file;  // tells by poll(2) when a mount of its namespace changes
+  ino_t space = 0;
+  ino_t root = 0;  // the paths are as seen from there
+  std::shared_ptr<const std::vector<Mount>> mounts;
+};
+
+ino_t number_of(const std::string& link) {
+  struct statx info {};
+  const bool known = ::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_INO, &info) == 0;
+  return known ? info.stx_ino : 0;
+}
+
+bool has_changed(const UniqueFd& file) {
+  pollfd look{file.get(), POLLPRI, 0};
+  return ::poll(&look, 1, 0) != 0;
+}
+
+}  // namespace
+
+Result<std::vector<Mount>> mounts(const std::string& process, const std::string& proc) {
+  STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("{}/{}/mountinfo", proc, process)));
+  return mounts_in(text);
+}
+
+std::shared_ptr<const std::vector<Mount>> known_mounts(Pid process) {
+  static std::mutex mutex;
+  static LastMounts last;
+  const std::string folder = fmt::format("/proc/{}", process.value);
+  const ino_t space = number_of(folder + "/ns/mnt");
+  const ino_t root = number_of(folder + "/root");
+  const std::lock_guard lock(mutex);
+  if (last.mounts && last.process == process && last.space == space && last.root == root &&
+      !has_changed(last.file))
+    return last.mounts;
+  last = {};
+  auto file = open_file(AT_FDCWD, folder + "/mountinfo", O_RDONLY);
+  if (!file) return nullptr;
+  const auto text = read_file(AT_FDCWD, folder + "/mountinfo");
+  if (!text) return nullptr;
+  last = {process, std::move(*file), space, root,
+          std::make_shared<const std::vector<Mount>>(mounts_in(*text))};
+  return last.mounts;
 }
 
 }  // namespace stasis::proc

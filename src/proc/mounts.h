@@ -3,9 +3,11 @@
 // Reads /proc only; thread-safe.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "base/result.h"
 
 namespace stasis::proc {
@@ -23,5 +25,9 @@ struct Mount {
 // In the mount namespace of a process, as far as its root lets it see them: "12", or "self".
 // kNotPermitted, kNoSuchProcess, kIo.
 Result<std::vector<Mount>> mounts(const std::string& process, const std::string& proc = "/proc");
+
+// The same, read again only where the kernel says that some mount has changed: a process may have a
+// hundred thousand of them, and as many files on them. Null if they cannot be read.
+std::shared_ptr<const std::vector<Mount>> known_mounts(Pid process);
 
 }  // namespace stasis::proc

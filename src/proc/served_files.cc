@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/nsfs.h>
 #include <linux/sched.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -46,7 +48,7 @@ std::optional<Mount> mount_of(Pid process, int descriptor) {
   constexpr std::string_view kKey = "mnt_id:";
   const auto info =
       read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", process.value, descriptor));
-  const auto all = mounts(std::to_string(process.value));
+  const auto all = known_mounts(process);
   const std::size_t at = info ? info->find(kKey) : std::string::npos;
   if (at == std::string::npos || !all) return std::nullopt;
   const int id = std::atoi(info->c_str() + at + kKey.size());
@@ -56,18 +58,32 @@ std::optional<Mount> mount_of(Pid process, int descriptor) {
   return *mount;
 }
 
-}  // namespace
-
-// Where it keeps others out the kernel tells their kind and nothing else (fuse_statfs() of
-// fs/fuse/inode.c); a file system on top of one takes that over.
-bool is_served(Pid process, int descriptor) {
-  if (const auto mount = mount_of(process, descriptor)) return mount->type.starts_with("fuse");
-  const std::string path = fmt::format("/proc/{}/fd/{}", process.value, descriptor);
-  if (!answers(process, path)) return true;
-  struct statfs info {};
-  return ::statfs(path.c_str(), &info) == 0 && info.f_bsize == 0 &&
-         (info.f_type == FUSE_SUPER_MAGIC || info.f_type == OVERLAYFS_SUPER_MAGIC);
+// Whether a user with fewer rights than ours may have mounted what the process sees: its mounts
+// belong to a user namespace below ours. One above ours the kernel does not name (EPERM).
+bool has_users_mounts(Pid process) {
+  const auto space = open_file(AT_FDCWD, fmt::format("/proc/{}/ns/mnt", process.value), O_RDONLY);
+  if (!space) return true;
+  const UniqueFd owner(::ioctl(space->get(), NS_GET_USERNS));
+  if (!owner.valid()) return errno != EPERM;
+  struct stat theirs {};
+  struct stat ours {};
+  return ::fstat(owner.get(), &theirs) != 0 || ::stat("/proc/self/ns/user", &ours) != 0 ||
+         theirs.st_ino != ours.st_ino || theirs.st_dev != ours.st_dev;
 }
+
+// An overlay asks the file systems below it with the rights of the user who has mounted it, so that
+// the kernel does not keep others out of what that user serves.
+bool is_served_type(Pid process, const std::string& type) {
+  return type.starts_with("fuse") || (type == "overlay" && has_users_mounts(process));
+}
+
+// What a file system is asked for when such a file is opened, used and closed; a device, a pipe and
+// a socket have calls of their own.
+bool has_calls_of_its_system(const struct stat& info) {
+  return S_ISREG(info.st_mode) || S_ISDIR(info.st_mode);
+}
+
+}  // namespace
 
 bool may_be_far(const std::string& type) {
   return std::find(kNear.begin(), kNear.end(), type) == kNear.end();
@@ -122,11 +138,22 @@ bool is_kernels(dev_t device) {
   return device != 0 && (device == memory || device == pipes);
 }
 
+struct Asked {
+  bool answers = true;  // within five seconds
+  bool known = false;   // what it says
+  struct statfs system {};
+};
+
 // A call that a program has begun to serve ends with that program alone: no signal ends it
 // (request_wait_answer() of fs/fuse/dev.c), and a thread in one holds up the end of its process. So
 // it is a child's, which keeps nothing of ours but a copy of the memory, and may be left behind.
-bool answers_a_child(const std::string& link) {
+Asked ask_by_a_child(const std::string& link) {
   constexpr int kLongest = 5000;  // ms
+  void* const memory =
+      ::mmap(nullptr, sizeof(Asked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return {};
+  auto* const told = static_cast<Asked*>(memory);
+  *told = {};
   int pidfd = -1;
   clone_args how{};
   how.flags = CLONE_PIDFD;
@@ -134,13 +161,16 @@ bool answers_a_child(const std::string& link) {
   const char* const path = link.c_str();
   const long child = ::syscall(SYS_clone3, &how, sizeof how);
   if (child == 0) {
-    struct statfs info {};
     ::syscall(SYS_close_range, 0U, ~0U, 0U);
     (void)!::chdir("/");
-    (void)::statfs(path, &info);
+    told->known = ::statfs(path, &told->system) == 0;
     ::_exit(0);
   }
-  if (child < 0) return true;  // it is asked all the same
+  const auto forget = [&](Asked out) {
+    ::munmap(memory, sizeof(Asked));
+    return out;
+  };
+  if (child < 0) return forget({});
   const UniqueFd ended(pidfd);
   pollfd look{ended.get(), POLLIN, 0};
   const auto until = Clock::now() + std::chrono::milliseconds(kLongest);
@@ -148,10 +178,10 @@ bool answers_a_child(const std::string& link) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     const int got = ::poll(&look, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
     if (got > 0) break;
-    if (got == 0 && left <= 0) return false;
+    if (got == 0 && left <= 0) return forget({false, false, {}});
   }
   ::waitpid(static_cast<pid_t>(child), nullptr, __WALL);
-  return true;
+  return forget(*told);
 }
 
 std::optional<std::uint64_t> mount_number(const std::string& link) {
@@ -164,24 +194,75 @@ std::optional<std::uint64_t> mount_number(const std::string& link) {
 
 }  // namespace
 
-bool answers(Pid process, const std::string& link) {
-  const auto info = known_status(link);
-  if (!info || is_kernels(info->st_dev)) return true;
-  const auto all = mounts(std::to_string(process.value));
+namespace {
+
+std::optional<Mount> mount_of(Pid process, const std::string& link) {
+  const auto all = known_mounts(process);
   const auto number = mount_number(link);
-  if (all && number) {
-    const auto mount = std::find_if(all->begin(), all->end(), [&](const Mount& one) {
-      return static_cast<std::uint64_t>(one.id) == *number;
-    });
-    if (mount != all->end() && !may_be_far(mount->type)) return true;
-  }
-  return answers_a_child(link);
+  if (!all || !number) return std::nullopt;
+  const auto mount = std::find_if(all->begin(), all->end(), [&](const Mount& one) {
+    return static_cast<std::uint64_t>(one.id) == *number;
+  });
+  return mount == all->end() ? std::nullopt : std::optional(*mount);
+}
+
+// Nothing is asked of those on this machine, as the process's mounts say.
+Asked ask(Pid process, const std::string& link) {
+  const auto info = known_status(link);
+  if (!info || is_kernels(info->st_dev)) return {};
+  const auto mount = mount_of(process, link);
+  if (mount && !may_be_far(mount->type)) return {};
+  return ask_by_a_child(link);
+}
+
+// Where it keeps others out the kernel tells their kind and nothing else (fuse_statfs() of
+// fs/fuse/inode.c); a file system on top of one takes that over. Of an overlay that is on none of
+// the process's mounts it is not known who has made it.
+bool is_served_system(const Asked& asked) {
+  if (!asked.answers) return true;
+  return asked.known && (asked.system.f_type == OVERLAYFS_SUPER_MAGIC ||
+                         (asked.system.f_type == FUSE_SUPER_MAGIC && asked.system.f_bsize == 0));
+}
+
+}  // namespace
+
+bool answers(Pid process, const std::string& link) { return ask(process, link).answers; }
+
+bool is_served(Pid process, int descriptor) {
+  const std::string link = fmt::format("/proc/{}/fd/{}", process.value, descriptor);
+  const auto info = known_status(link);
+  if (info && !has_calls_of_its_system(*info)) return false;
+  if (const auto mount = mount_of(process, descriptor)) return is_served_type(process, mount->type);
+  return is_served_system(ask(process, link));
+}
+
+bool is_served(Pid process, const std::string& link) {
+  const auto info = known_status(link);
+  if (!info || !has_calls_of_its_system(*info) || is_kernels(info->st_dev)) return false;
+  if (const auto mount = mount_of(process, link)) return is_served_type(process, mount->type);
+  return is_served_system(ask(process, link));
+}
+
+bool leads_over_served(Pid process, const std::string& path) {
+  const auto all = known_mounts(process);
+  return !all || std::any_of(all->begin(), all->end(), [&](const Mount& mount) {
+    const bool is_on_the_way =
+        mount.point == "/" || path == mount.point || path.starts_with(mount.point + "/");
+    return is_on_the_way && is_served_type(process, mount.type);
+  });
 }
 
 std::optional<struct statfs> file_system_of(Pid process, const std::string& link) {
-  struct statfs info {};
-  if (!answers(process, link) || ::statfs(link.c_str(), &info) != 0) return std::nullopt;
-  return info;
+  const auto info = known_status(link);
+  if (!info) return std::nullopt;
+  const auto mount = mount_of(process, link);
+  if (is_kernels(info->st_dev) || (mount && !may_be_far(mount->type))) {
+    struct statfs out {};
+    if (::statfs(link.c_str(), &out) != 0) return std::nullopt;
+    return out;
+  }
+  const Asked asked = ask_by_a_child(link);
+  return asked.answers && asked.known ? std::optional(asked.system) : std::nullopt;
 }
 
 ServedPages::ServedPages(Pid pid) : pid_(pid) {
@@ -272,7 +353,7 @@ std::optional<Mapping> ServedPages::mapping_of(std::uint64_t address) {
 bool ServedPages::is_far(std::uint64_t device) {
   if (!near_) {
     near_.emplace();
-    if (const auto all = mounts(std::to_string(pid_.value))) {
+    if (const auto all = known_mounts(pid_)) {
       for (const Mount& mount : *all)
         if (!may_be_far(mount.type)) near_->insert(makedev(mount.major, mount.minor));
     }

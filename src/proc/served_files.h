@@ -23,9 +23,14 @@
 
 namespace stasis::proc {
 
-// Is that descriptor of `process` a file that a program serves, or one of a file system that does
-// not answer? Asks no program, but where no mount of the process's namespace has the file.
+// Is that descriptor of `process`, or what that link of its /proc leads to, a file or a directory
+// that a program may serve: of FUSE, of an overlay that a user of fewer rights may have mounted on
+// top of such (in a user namespace of his own), or of a file system that does not answer? Asks no
+// program, but where no mount of the process's namespace has the file.
 bool is_served(Pid process, int descriptor);
+bool is_served(Pid process, const std::string& link);
+// May the way to that path, as the process sees it, lead over such a mount?
+bool leads_over_served(Pid process, const std::string& path);
 
 // May a file system of that type (Mount::type) be on another machine, or served by a program, or on
 // top of one that is?

@@ -1,6 +1,7 @@
 #include "report/trace_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -68,13 +69,23 @@ std::string text_of(json list) {
       .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-Result<void> write_file(const std::string& path, const std::string& text) {
-  // A pipe that no program reads would hold us up for ever.
+// A pipe that no program reads would hold the tool up for ever, unless it is not waited for.
+Result<void> write_file(const std::string& path, const std::string& text, int how) {
+  constexpr int kLongest = 2000;  // ms without a byte
   STASIS_TRY_ASSIGN(
-      auto file,
-      open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY, 0644));
-  if (::fcntl(file.get(), F_SETFL, 0) != 0) return fail(errno_error("cannot write " + path, errno));
-  return write_all(file.get(), text.data(), text.size(), path);
+      auto file, open_file(AT_FDCWD, path, how | O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY, 0644));
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t written = ::write(file.get(), text.data() + done, text.size() - done);
+    pollfd look{file.get(), POLLOUT, 0};
+    if (written > 0)
+      done += static_cast<std::size_t>(written);
+    else if (errno == EAGAIN && ::poll(&look, 1, kLongest) == 0)
+      return fail(ErrorCode::kIo, fmt::format("cannot write {}: no program reads that pipe", path),
+                  "read it, or name a file");
+    else if (errno != EAGAIN && errno != EINTR)
+      return fail(errno_error("cannot write " + path, errno));
+  }
+  return {};
 }
 
 }  // namespace
@@ -94,7 +105,7 @@ json trace_of_process(const std::string& name) {
 }
 
 Result<void> write_trace(const std::string& path, json events) {
-  return write_file(path, text_of(std::move(events)));
+  return write_file(path, text_of(std::move(events)), O_TRUNC);
 }
 
 Result<void> replace_trace(const std::string& path, json events) {
@@ -102,9 +113,11 @@ Result<void> replace_trace(const std::string& path, json events) {
   std::error_code none;
   // A device or a pipe is not to be replaced.
   if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none))
-    return write_file(path, text);
+    return write_file(path, text, O_TRUNC);
+  // Another user who may write in that folder may have made it a link to any file.
   const std::string next = path + ".new";
-  auto written = write_file(next, text);
+  (void)::unlink(next.c_str());
+  auto written = write_file(next, text, O_EXCL | O_NOFOLLOW);
   if (written && ::rename(next.c_str(), path.c_str()) != 0)
     written = fail(errno_error("cannot replace " + path, errno));
   if (!written) (void)::unlink(next.c_str());

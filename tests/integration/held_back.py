@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""held_back.py FOLDER [execute] [epoll] [pipe] [late] [all] [mute] [silent]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
+"""held_back.py FOLDER [execute] [epoll] [pipe] [late] [all] [mute] [silent] [overlay]: a CUDA program with code of a file that a process of its own serves (FUSE), in a
 user namespace of its own, and whose pages that one holds back. Run as root of that namespace, with the
 FUSE device in FOLDER/fuse. With `execute` a child of it executes that file; with `epoll`
 or `pipe` it has none of that file, but an epoll or a pipe whose lock in the kernel a process outside of its tree keeps,
 which is told events there or writes from there, with `late` not before FOLDER/asks is there, and
 the program itself in the mount namespace of what has started it; with `all` other users may use the file
 system as well; with `mute` that does not even say what it is, as a network that is down; with `silent` it answers
-nothing any more from FOLDER/ready on, and what it has said before is no longer believed.
+nothing any more from FOLDER/ready on, and what it has said before is no longer believed; with `overlay` the program
+has files of an overlay on top of the file system, by which its server is asked with the program's rights.
 Writes its server's number to FOLDER/server, and FOLDER/ready, or FOLDER/none where the machine has no FUSE."""
 import ctypes
 import mmap
@@ -20,12 +21,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 folder = sys.argv[1]
 SIZE = 1 << 20
 INIT, LOOKUP, GETATTR, OPEN, READ, STATFS = 26, 1, 3, 14, 15, 17
-FORGETS, ENOSYS = (2, 36, 42), 38
+FORGETS, OF_OTHERS, ENOSYS = (2, 36, 42), (23, 27), 38  # OF_OTHERS: LISTXATTR, OPENDIR
+FOLDERS = (1, 3)
 BELIEVED = 0 if "silent" in sys.argv else 1000  # seconds
 
 
 def attributes(node: int) -> bytes:
-    mode, size = (0o40755, 0) if node == 1 else (0o100755, SIZE)
+    mode, size = (0o40755, 0) if node in FOLDERS else (0o100755, SIZE)
     return struct.pack("6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
@@ -39,7 +41,8 @@ def serve(fuse: int) -> None:
         if kind == INIT:
             answer = struct.pack("IIIIHHIIHHI28x", 7, 31, 4096, 0, 0, 0, 4096, 0, 0, 0, 0)
         elif kind == LOOKUP:
-            answer = struct.pack("QQQQII", 2, 0, BELIEVED, BELIEVED, 0, 0) + attributes(2)
+            found = 3 if request[40:].startswith(b"folder") else 2
+            answer = struct.pack("QQQQII", found, 0, BELIEVED, BELIEVED, 0, 0) + attributes(found)
         elif kind == GETATTR:
             answer = struct.pack("QII", BELIEVED, 0, 0) + attributes(node)
         elif kind == OPEN:
@@ -47,7 +50,9 @@ def serve(fuse: int) -> None:
         elif kind == READ:
             open(folder + "/held", "w").close()
             continue
-        elif kind in FORGETS or (kind == STATFS and "mute" in sys.argv):
+        elif kind == STATFS and "overlay" in sys.argv:
+            answer = struct.pack("5Q10I", 0, 0, 0, 0, 0, 4096, 255, 0, 0, *[0] * 6)
+        elif kind in FORGETS + OF_OTHERS or (kind == STATFS and "mute" in sys.argv):
             continue
         else:
             error = -ENOSYS
@@ -100,6 +105,18 @@ def server() -> None:
 
 
 beside(server)
+if "overlay" in sys.argv:
+    os.close(fuse)
+    for name in ("empty", "above"):
+        os.mkdir(folder + "/" + name)
+    layers = f"lowerdir={folder}/served:{folder}/empty,userxattr"
+    if libc.mount(b"none", (folder + "/above").encode(), b"overlay", 0, layers.encode()) != 0:
+        open(folder + "/none", "w").close()
+        sys.exit()
+    held = open(folder + "/above/file (deleted)", "rb", 0)
+    watch = libc.inotify_init1(0)
+    assert libc.inotify_add_watch(watch, (folder + "/above/folder").encode(), 0x100) == 1  # IN_CREATE
+    run_on_gpu()
 file = os.open(folder + "/served/code", os.O_RDONLY)
 code = mmap.mmap(file, SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
 os.close(fuse)

@@ -560,6 +560,14 @@ resumed_in_vain() {
   capture timeout -s KILL 60 stasis suspend "$TARGET" --trace "$BATS_TEST_TMPDIR/pipe"
   assert_equal "$status" 0
   assert_contains "$err" "no trace: cannot open $BATS_TEST_TMPDIR/pipe"
+  # One that is full, with a reader.
+  exec {full}<>"$BATS_TEST_TMPDIR/pipe"
+  dd if=/dev/zero of="$BATS_TEST_TMPDIR/pipe" bs=64k count=1 oflag=nonblock status=none
+  capture timeout -s KILL 60 stasis resume "$TARGET" --trace "$BATS_TEST_TMPDIR/pipe"
+  assert_equal "$status" 0
+  assert_contains "$err" "no program reads that pipe"
+  exec {full}>&-
+  done_by suspend "$TARGET"
   done_by resume "$TARGET" --trace >(cat >"$BATS_TEST_TMPDIR/trace")
   wait_until 60 grep -q traceEvents "$BATS_TEST_TMPDIR/trace"
   target_verifies

@@ -266,6 +266,19 @@ start_held_back() {
     wait $! || { cat "$shared/said"; return 1; }
   done
 }
+# The kernel does not keep root out of it, as it does of the file system itself.
+@test "files of an overlay that a user has mounted on what he serves himself hold no tool" {
+  need_root "another user"
+  local shared verb
+  start_held_back overlay
+  for verb in ps "dump $TARGET --images-dir $image" "doctor $TARGET --no-trial"; do
+    # shellcheck disable=SC2086
+    stasis $verb </dev/null >"$shared/said" 2>&1 3>&- &
+    wait_until 20 has_ended $! || { kill -9 "$(<"$shared/server")"; cat "$shared/said"; return 1; }
+  done
+  assert_contains "$(<"$shared/said")" "watches files by inotify"
+  in_state running "$TARGET"
+}
 @test "a program with files of a file system that answers nothing any more is told, by every verb, and not dumped" {
   need_root "another user"
   local shared verb

@@ -46,7 +46,7 @@ on_a_terminal() {
   status=0
   printf '%s\n' "$3" >"$BATS_TEST_TMPDIR/script"
   timeout 300 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" python3 - "$BATS_TEST_TMPDIR" "$1" "$2" \
-    stasis run --images-dir "$images" -- "${job[@]}" <<'PY' 3>&- || status=$?
+    ${under[@]+"${under[@]}"} stasis run --images-dir "$images" -- "${job[@]}" <<'PY' 3>&- || status=$?
 import fcntl, os, pty, select, signal, struct, sys, termios, time
 folder, rows, columns, command = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 def set_size(fd, rows, columns): fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
@@ -151,4 +151,8 @@ wait the job has ended'
   job=(sh -c 'kill -USR2 $$')
   on_a_terminal 24 80 ''
   assert_equal "$status" 140
+  # Where /dev/ptmx is the machine's own (LXC), and not a node beside the job's.
+  under=(unshare --mount bash -c 'mount --bind /dev/pts/ptmx /dev/ptmx && exec "$@"' -)
+  on_a_terminal 24 80 ''
+  assert_equal "$status" 140 "$(<"$BATS_TEST_TMPDIR/tty")"
 }

@@ -270,9 +270,12 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   trace "$trace" phase:criu driver:checkpoint phase:checksums
   echo old >"$trace"
   exec {old}<"$trace"
+  echo precious >precious
+  ln -s precious "$trace.new"
   saves 000002
   trace "$trace" phase:criu driver:checkpoint
   assert_equal "$(cat <&"$old")" old "it is replaced, and not written over"
+  assert_equal "$(<precious)" precious "nor is what a link led to"
   kill -TERM "$RUN"
   ends_with 75
   start_run --trace "$trace"
