@@ -24,7 +24,6 @@ namespace stasis {
 namespace {
 
 // criu/include/magic.h; images/fdinfo.proto, regfile.proto and remap-file-path.proto, CRIU 4.2.
-constexpr std::uint32_t kRemapMagic = 0x59133954;
 constexpr std::uint64_t kRegularType = 1;  // of an entry of files.img: also directories
 constexpr std::uint64_t kRemapLinked = 0;
 
@@ -99,17 +98,6 @@ std::string renamed_entry(const protozero::pbf_reader& entry,
               return it == names.end() ? std::nullopt : std::optional(it->second);
             });
       });
-}
-
-Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image) {
-  constexpr const char* kNew = "files.img.new";
-  STASIS_TRY_ASSIGN(
-      auto file, open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
-  auto done = write_all(file.get(), image.data(), image.size(), kNew);
-  if (done) done = file.close(kNew);
-  if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kFilesImage) != 0)
-    done = fail(errno_error("cannot rename files.img.new", errno));
-  return done;
 }
 
 constexpr std::uint64_t kListens = 10;  // TCP_LISTEN

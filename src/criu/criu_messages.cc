@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
+#include <cstdio>
+
 namespace stasis {
 
 std::string read_criu_image(const UniqueFd& dir, const std::string& name, std::size_t most) {
@@ -33,6 +36,17 @@ void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer) {
     default:
       writer.add_bytes(tag, message.get_view());
   }
+}
+
+Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image) {
+  constexpr const char* kNew = "files.img.new";
+  STASIS_TRY_ASSIGN(
+      auto file, open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  auto done = write_all(file.get(), image.data(), image.size(), kNew);
+  if (done) done = file.close(kNew);
+  if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kFilesImage) != 0)
+    done = fail(errno_error("cannot rename files.img.new", errno));
+  return done;
 }
 
 }  // namespace stasis

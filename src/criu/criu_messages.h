@@ -15,6 +15,7 @@
 #include <protozero/pbf_writer.hpp>
 
 #include "base/fd.h"
+#include "base/result.h"
 
 namespace stasis {
 
@@ -22,6 +23,7 @@ namespace stasis {
 inline constexpr std::uint32_t kAnyImageMagic = 0x54564319;
 inline constexpr std::uint32_t kFilesMagic = 0x56303138;
 inline constexpr std::uint32_t kDescriptorsMagic = 0x56213732;  // fdinfo-N.img
+inline constexpr std::uint32_t kRemapMagic = 0x59133954;        // remap-fpath.img
 inline constexpr const char* kFilesImage = "files.img";
 
 inline constexpr std::size_t kMostOfImage = 64 << 20;  // bytes
@@ -30,6 +32,8 @@ inline constexpr std::size_t kMostOfImage = 64 << 20;  // bytes
 std::string read_criu_image(const UniqueFd& dir, const std::string& name,
                             std::size_t most = kMostOfImage);
 void append_message(std::string& image, std::string_view message);
+// Writes another files.img in the place of the one that is there. kIo.
+Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image);
 // The field at which `message` stands, as it is, whether it is known or not.
 void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer);
 

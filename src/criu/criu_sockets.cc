@@ -1,6 +1,7 @@
 #include "criu/criu_sockets.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <net/if.h>
 
 #include <algorithm>
@@ -125,11 +126,11 @@ std::vector<BoundSocket> bound_sockets(const UniqueFd& criu_dir) {
   return out;
 }
 
-std::uint64_t socket_under_way(const UniqueFd& criu_dir, bool unix_sockets_too) {
-  constexpr std::uint32_t kId = 2;  // of file_entry, images/fdinfo.proto
-  constexpr std::uint32_t kInet = 4;
-  constexpr std::uint32_t kUnix = 16;
-  std::set<std::uint64_t> open;
+namespace {
+
+// Of all processes' tables.
+std::set<std::uint64_t> open_files(const UniqueFd& criu_dir) {
+  std::set<std::uint64_t> out;
   const DirectoryStream dir = list_open(fmt::format("/proc/self/fd/{}", criu_dir.get()));
   while (const dirent* entry = dir ? ::readdir(dir.get()) : nullptr) {
     const std::string name = entry->d_name;
@@ -137,30 +138,64 @@ std::uint64_t socket_under_way(const UniqueFd& criu_dir, bool unix_sockets_too) 
     (void)each_message(read_criu_image(criu_dir, name), kDescriptorsMagic,
                        [&](protozero::pbf_reader message) {
                          while (message.next(1))
-                           open.insert(message.get_uint64());
+                           out.insert(message.get_uint64());
                        });
   }
-  std::uint64_t found = 0;
-  (void)each_message(
-      read_criu_image(criu_dir, kFilesImage), kFilesMagic, [&](protozero::pbf_reader message) {
-        std::uint64_t id = 0;
-        std::uint64_t number = 0;
-        while (message.next()) {
-          if (message.tag() == kId && message.wire_type() == protozero::pbf_wire_type::varint) {
-            id = message.get_uint64();
-          } else if (message.tag() == kInet || (message.tag() == kUnix && unix_sockets_too)) {
-            protozero::pbf_reader socket = message.get_message();
-            while (socket.next())
-              if (socket.tag() == 2 && socket.wire_type() == protozero::pbf_wire_type::varint)
-                number = socket.get_uint64();
-              else
-                socket.skip();
-          } else {
-            message.skip();
-          }
-        }
-        if (number != 0 && !open.contains(id)) found = number;
-      });
+  return out;
+}
+
+// The last number with that tag.
+std::uint64_t number_in(protozero::pbf_reader message, std::uint32_t tag) {
+  std::uint64_t out = 0;
+  while (message.next())
+    if (message.tag() == tag && message.wire_type() == protozero::pbf_wire_type::varint)
+      out = message.get_uint64();
+    else
+      message.skip();
+  return out;
+}
+
+}  // namespace
+
+std::string descriptor_under_way(const UniqueFd& criu_dir, bool unix_sockets_too) {
+  // file_entry, images/fdinfo.proto; the number of a socket in inet_sk_entry and unix_sk_entry, and
+  // the flags in memfd_file_entry.
+  constexpr std::uint32_t kId = 2;
+  constexpr std::uint32_t kInet = 4;
+  constexpr std::uint32_t kTimer = 12;
+  constexpr std::uint32_t kInotify = 13;
+  constexpr std::uint32_t kFanotify = 14;
+  constexpr std::uint32_t kUnix = 16;
+  constexpr std::uint32_t kMemory = 20;
+  constexpr std::uint32_t kNumber = 2;
+  constexpr std::uint32_t kFlags = 2;
+  const std::set<std::uint64_t> open = open_files(criu_dir);
+  std::string found;
+  (void)each_message(read_criu_image(criu_dir, kFilesImage), kFilesMagic,
+                     [&](protozero::pbf_reader message) {
+                       std::uint64_t id = 0;
+                       std::string what;
+                       while (message.next()) {
+                         const auto tag = message.tag();
+                         if (message.wire_type() != protozero::pbf_wire_type::length_delimited) {
+                           if (tag == kId)
+                             id = message.get_uint64();
+                           else
+                             message.skip();
+                           continue;
+                         }
+                         const protozero::pbf_reader entry = message.get_message();
+                         if (tag == kInet || (tag == kUnix && unix_sockets_too))
+                           what = fmt::format("socket {}", number_in(entry, kNumber));
+                         else if (tag == kTimer)
+                           what = "a timerfd";
+                         else if (tag == kInotify || tag == kFanotify)
+                           what = "a descriptor of inotify or fanotify";
+                         else if (tag == kMemory && (number_in(entry, kFlags) & O_PATH) != 0)
+                           what = "memory that is open by O_PATH";
+                       }
+                       if (!what.empty() && !open.contains(id)) found = what;
+                     });
   return found;
 }
 

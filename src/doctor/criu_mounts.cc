@@ -55,11 +55,6 @@ constexpr Kind kDeletedTwice{"deleted-place", Severity::kRed,
                              "has a deleted file open through two mounts, which CRIU makes again "
                              "below one of them and does not find through the other",
                              "open such a file by one path only, or close it before the dump"};
-constexpr Kind kNoFolder{"deleted-place", Severity::kRed,
-                         "has deleted files open whose directory is a file by now, where CRIU "
-                         "cannot make them again",
-                         "remove or rename what is in the directory's place, or close them before "
-                         "the dump"};
 
 struct Place {
   std::uint64_t mount = 0;
@@ -171,7 +166,7 @@ class MountSearch {
       out_.add(pid, kLost, shown);
       return;
     }
-    if (S_ISREG(place->mode) && place->names == 0) look_at_deleted(pid, file.path, *place, shown);
+    if (S_ISREG(place->mode) && place->names == 0) look_at_deleted(pid, *place, shown);
     if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(kDeleted) ||
         !facts_.has_our_namespace(pid, "mnt")) {
       return;
@@ -183,15 +178,10 @@ class MountSearch {
   }
 
   // CRIU makes it again in its directory, and all who have it open find it there.
-  void look_at_deleted(Pid pid, std::string path, const Place& place, const std::string& shown) {
+  void look_at_deleted(Pid pid, const Place& place, const std::string& shown) {
     const auto [first, is_new] =
         deleted_.try_emplace(std::pair(place.device, place.inode), place.mount);
     if (!is_new && first->second != place.mount) out_.add(pid, kDeletedTwice, shown);
-    if (!path.ends_with(kDeleted) || !facts_.has_our_namespace(pid, "mnt")) return;
-    path.erase(std::min(path.rfind('/'), path.size() - kDeleted.size()));
-    if (proc::leads_over_served(pid, path)) return;
-    const auto above = nearest_place(path);
-    if (above && !S_ISDIR(above->mode)) out_.add(pid, kNoFolder, shown);
   }
 
   // One of each file.

@@ -24,6 +24,7 @@
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
+#include "criu/criu_deleted.h"
 #include "criu/criu_files.h"
 #include "criu/criu_tcp_queues.h"
 #include "image/image_writer.h"
@@ -557,8 +558,9 @@ class DumpRun {
     STASIS_TRY(restart_calls_of(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
+    STASIS_TRY(rename_deleted(writer_->criu_dir()));
     if (keeps_own_connections_ || are_links_locked_) STASIS_TRY(count_as_sent(writer_->criu_dir()));
-    STASIS_TRY(refuse_sockets_under_way(writer_->criu_dir(), criu_options_));
+    STASIS_TRY(refuse_descriptors_under_way(writer_->criu_dir(), criu_options_));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(judge_connections());
     STASIS_TRY(note_sockets(env_, manifest_, lost));

@@ -111,16 +111,15 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
   return records;
 }
 
-Result<void> refuse_sockets_under_way(const UniqueFd& criu_dir, const CriuOptions& options) {
+Result<void> refuse_descriptors_under_way(const UniqueFd& criu_dir, const CriuOptions& options) {
   const bool lead_out = options.ext_unix_sk || !options.external.empty();
-  const std::uint64_t number = socket_under_way(criu_dir, !lead_out);
-  if (number == 0) return {};
-  return fail(
-      ErrorCode::kBusy,
-      fmt::format("socket {} is under way in a unix socket (SCM_RIGHTS), open in no process, "
-                  "and CRIU cannot restore it so",
-                  number),
-      "dump it again when the program has received it");
+  const std::string what = descriptor_under_way(criu_dir, !lead_out);
+  if (what.empty()) return {};
+  return fail(ErrorCode::kBusy,
+              fmt::format("{} is under way in a unix socket (SCM_RIGHTS), open in no process, "
+                          "and CRIU cannot restore it so",
+                          what),
+              "dump it again when the program has received it");
 }
 
 Result<void> refuse_lost_tiles(const UniqueFd& criu_dir,

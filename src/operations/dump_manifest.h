@@ -26,9 +26,9 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group);
 std::vector<PhaseRecord> beside_of(const std::vector<TraceEvent>& spans,
                                    Clock::time_point beginning);
 
-// By its image: kBusy where a socket was being handed from one process to another
-// (socket_under_way() of criu/criu_sockets.h).
-Result<void> refuse_sockets_under_way(const UniqueFd& criu_dir, const CriuOptions& options);
+// By its image: kBusy where something was being handed from one process to another that CRIU does
+// not restore so (descriptor_under_way() of criu/criu_sockets.h).
+Result<void> refuse_descriptors_under_way(const UniqueFd& criu_dir, const CriuOptions& options);
 
 // CRIU 4.2.1 saves no tiles of AMX and takes them from the threads that had some. Seen afterwards,
 // by its image, where criu could not be kept from it (InsideCriu): kCriuFailed, and the program is

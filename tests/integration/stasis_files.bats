@@ -444,15 +444,8 @@ mapped = mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ)"
   if grep -q "mw.* sh\|sh.* mw" <(grep -A 25 memfd:memory "/proc/$TARGET/smaps"); then dump_refused sealed-file; fi
 }
 
-@test "a deleted file that CRIU cannot make again is refused before: its directory is a file now, or it has two mounts" {
+@test "a deleted file that is open through two mounts, which CRIU cannot make again, is refused before" {
   need_root "CRIU"
-  start_python "os.chdir(os.path.dirname(sys.argv[1]))
-os.mkdir('folder')
-held = open('folder/file', 'w+')
-os.unlink('folder/file')
-os.rmdir('folder')
-open('folder', 'w').write('a file')"
-  dump_refused deleted-place
   unshare --mount true || skip "no namespaces can be made here"
   start_python "import ctypes
 os.chdir(os.path.dirname(sys.argv[1]))
@@ -465,6 +458,39 @@ subprocess.run(['mount', '--bind', 'one', 'other'], check=True)
 held = [open('one/file'), open('other/file')]
 os.unlink('one/file')"
   dump_refused deleted-place
+}
+
+@test "deleted directories, files of deleted directories, and those with long names come back, whatever has their names by now" {
+  need_root "CRIU"
+  start_python "import shutil
+at = here + '.at'
+os.makedirs(at + '/outer/inner')
+os.mkdir(at + '/work')
+os.mkdir(at + '/folder')
+folders = [os.open(at + '/' + name, os.O_DIRECTORY) for name in ('outer', 'outer/inner')]
+file, long = [os.open(at + '/' + name, os.O_RDWR | os.O_CREAT) for name in ('folder/file', 'l' * 250)]
+for one in (file, long): os.write(one, b'content')
+os.chdir(at + '/work')
+os.unlink(at + '/' + 'l' * 250)
+for name in ('outer', 'work', 'folder'): shutil.rmtree(at + '/' + name)
+for name in ('outer', 'work'):
+    os.mkdir(at + '/' + name)
+    open(at + '/' + name + '/new', 'w').write('new')
+open(at + '/folder', 'w').write('a file')
+while child.poll() is None:
+    open(here + '.value', 'a').write(f'{[os.pread(one, 100, 0) for one in (file, long)]} {[os.listdir(one) for one in folders]} {os.listdir()}\\n'); time.sleep(0.02)"
+  local expected="[b'content', b'content'] [[], []] []"
+  says_value "$expected"
+  for _ in 1 2; do
+    dump_it
+    restore_it
+    target_goes_on
+    says_value "$expected"
+    assert_equal "$(cd "$TARGET_STATUS.at" && echo *)" "folder outer work"
+    assert_equal "$(cat "$TARGET_STATUS.at"/*/new "$TARGET_STATUS.at/folder")" "newnewa file"
+    assert_equal "$(readlink "/proc/$TARGET/cwd" | grep -o '[.]stasis-' | wc -l)" 1 "names do not grow"
+    rm -r "$image"
+  done
 }
 
 @test "a socket that is under way from one process to another is refused, and dumped when it has come" {
@@ -492,6 +518,23 @@ while child.poll() is None:
   restore_it
   target_goes_on
   says_value c
+}
+
+@test "a timer, a watch or memory by O_PATH that is under way from one process to another is refused" {
+  need_root "CRIU"
+  local make
+  for make in "libc.timerfd_create(1, 0)" "libc.inotify_init1(0)" \
+    "os.open(f'/proc/self/fd/{os.memfd_create(chr(109))}', os.O_PATH)"; do
+    start_python "import ctypes, socket
+libc = ctypes.CDLL(None)
+one, other = socket.socketpair()
+file = $make
+socket.send_fds(one, [b'x'], [file])
+os.close(file)"
+    refused 7 busy dump "$TARGET" --images-dir "$image"
+    assert_contains "$err" "is under way in a unix socket"
+    target_goes_on
+  done
 }
 @test "that a restore gives a terminal of the program's own to its leader alone is told" {
   need_root "CRIU"
