@@ -111,6 +111,9 @@ void probe_folder_watches(const Processes& processes, Signs& out);
 // criu_sessions.cc
 void probe_sessions(Facts& facts, const Processes& processes, Signs& out);
 
+// criu_names.cc
+void probe_socket_names(Facts& facts, const Processes& processes, Signs& out);
+
 // criu_semaphores.cc
 void probe_semaphores(Facts& facts, const Processes& processes, Signs& out);
 

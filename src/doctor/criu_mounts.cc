@@ -3,10 +3,14 @@
 #include <fcntl.h>
 #include <linux/stat.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <map>
 #include <optional>
 #include <set>
@@ -56,6 +60,13 @@ constexpr Kind kDeletedTwice{"deleted-place", Severity::kRed,
                              "below one of them and does not find through the other",
                              "open such a file by one path only, or close it before the dump"};
 
+constexpr Kind kUnchangeable{
+    "immutable-file", Severity::kYellow,
+    "has deleted files or directories whose directory is immutable or "
+    "append-only (chattr), or on a mount that is read-only by now, where a "
+    "restore cannot make them again",
+    "chattr -i or -a, or mount it writable, before the restore"};
+
 struct Place {
   std::uint64_t mount = 0;
   unsigned mode = 0;
@@ -63,6 +74,7 @@ struct Place {
   dev_t device = 0;
   std::uint64_t inode = 0;
   unsigned names = 0;
+  std::uint64_t attributes = 0;  // STATX_ATTR_*
 };
 
 constexpr std::string_view kDeleted = " (deleted)";
@@ -78,9 +90,9 @@ std::optional<Place> place_of(const std::string& link) {
   const bool terminal = S_ISCHR(info.stx_mode) &&
                         ((info.stx_rdev_major >= kTtyFirst && info.stx_rdev_major <= kTtyLast) ||
                          info.stx_rdev_major == 4 || info.stx_rdev_major == 5);
-  return Place{info.stx_mnt_id, info.stx_mode,
-               terminal,        makedev(info.stx_dev_major, info.stx_dev_minor),
-               info.stx_ino,    info.stx_nlink};
+  const auto device = makedev(info.stx_dev_major, info.stx_dev_minor);
+  return Place{info.stx_mnt_id, info.stx_mode,  terminal,           device,
+               info.stx_ino,    info.stx_nlink, info.stx_attributes};
 }
 
 constexpr long kQueueMagic = 0x19800202;  // MQUEUE_MAGIC of the kernel's ipc/mqueue.c
@@ -113,6 +125,9 @@ class MountSearch {
       const std::string shown = std::string_view(name) == "cwd" ? "its directory" : "its root";
       if (!known_.contains(place->mount)) out_.add(pid, kLost, shown);
       if (is_silent(pid, link, *place)) out_.add(pid, kSilent, shown);
+      std::array<char, PATH_MAX> path{};
+      if (place->names == 0 && ::readlink(link.c_str(), path.data(), path.size() - 1) > 0)
+        look_at_deleted(pid, link, path.data(), *place, shown);
     }
     if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
@@ -166,7 +181,8 @@ class MountSearch {
       out_.add(pid, kLost, shown);
       return;
     }
-    if (S_ISREG(place->mode) && place->names == 0) look_at_deleted(pid, *place, shown);
+    if ((S_ISREG(place->mode) || S_ISDIR(place->mode)) && place->names == 0)
+      look_at_deleted(pid, link, file.path, *place, shown);
     if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(kDeleted) ||
         !facts_.has_our_namespace(pid, "mnt")) {
       return;
@@ -178,10 +194,18 @@ class MountSearch {
   }
 
   // CRIU makes it again in its directory, and all who have it open find it there.
-  void look_at_deleted(Pid pid, const Place& place, const std::string& shown) {
+  void look_at_deleted(Pid pid, const std::string& link, const std::string& path,
+                       const Place& place, const std::string& shown) {
     const auto [first, is_new] =
         deleted_.try_emplace(std::pair(place.device, place.inode), place.mount);
-    if (!is_new && first->second != place.mount) out_.add(pid, kDeletedTwice, shown);
+    if (!is_new && first->second != place.mount && S_ISREG(place.mode))
+      out_.add(pid, kDeletedTwice, shown);
+    if (!facts_.has_our_namespace(pid, "mnt") || proc::leads_over_served(pid, path)) return;
+    const auto folder = nearest_place(path.substr(0, path.rfind('/')));
+    const auto system = proc::file_system_of(pid, link);
+    if ((folder && (folder->attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0) ||
+        (system && (system->f_flags & ST_RDONLY) != 0))
+      out_.add(pid, kUnchangeable, shown);
   }
 
   // One of each file.

@@ -194,6 +194,13 @@ constexpr Kind kLostWatch{"inotify", Severity::kRed,
                           "watches files by inotify or fanotify that CRIU cannot find again",
                           "end such watches before the dump: on /proc, /sys, /dev/pts, an overlay, "
                           "or on deleted files of a tmpfs"};
+constexpr Kind kWholeWatch{"inotify", Severity::kYellow,
+                           "watches whole file systems by fanotify (FAN_MARK_FILESYSTEM), which a "
+                           "restored program watches no more",
+                           "let the program mark them again after a restore"};
+constexpr Kind kUnnamed{"unnamed-file", Severity::kYellow,
+                        "has files of O_TMPFILE open, which a restored program cannot give a name",
+                        "dump it when the file has its name"};
 constexpr Kind kDeletedWatch{"deleted-watch", Severity::kYellow,
                              "watches deleted files by inotify or fanotify, which a restored "
                              "program watches no more",
@@ -405,6 +412,7 @@ class Search {
         },
         [&] {
           doctor::probe_timers(processes_, signs_);
+          doctor::probe_socket_names(facts_, processes_, signs_);
           doctor::probe_folder_watches(processes_, signs_);
           doctor::probe_semaphores(facts_, processes_, signs_);
           doctor::probe_terminals(facts_, processes_, options_, signs_);
@@ -480,6 +488,9 @@ class Search {
           break;
         case WatchLight::kUnknown:
           signs_.add(pid, kInotify, shown);
+          break;
+        case WatchLight::kWhole:
+          signs_.add(pid, kWholeWatch, shown);
           break;
         case WatchLight::kLost:
           signs_.add(pid, kLostWatch, shown);
@@ -595,6 +606,9 @@ class Search {
         is_kept_from_writes(pid, file, flags))
       signs_.add(pid, kNotWritable, shown);
     if ((flags & O_PATH) != 0 && !dumps_path_only(pid, file)) signs_.add(pid, kPathOnly, shown);
+    if ((flags & O_TMPFILE) == O_TMPFILE && (flags & O_EXCL) == 0 && file.path.starts_with('/') &&
+        !has_name(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor)))
+      signs_.add(pid, kUnnamed, shown);
   }
 
   // By chattr(1), after it was opened.

@@ -146,6 +146,8 @@ Watch probe_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& moun
     });
     return {known ? WatchLight::kFine : WatchLight::kLost, fmt::format("mount {}", mark.mount), {}};
   }
+  if (mark.whole_filesystem)
+    return {WatchLight::kWhole, fmt::format("device {}:{}", mark.major, mark.minor), {}};
   Watch out{WatchLight::kLost,
             fmt::format("inode {} of a file system that is not mounted here", mark.inode),
             lost_flags(mark.mask)};

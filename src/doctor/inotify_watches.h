@@ -17,6 +17,7 @@ enum class WatchLight {
   kFine,
   kUnknown,  // could not be tried
   kLost,     // CRIU cannot dump it
+  kWhole,    // of a whole file system: CRIU dumps it, and a restore leaves it out
   kDeleted,  // CRIU dumps it, and a restore leaves it out
 };
 

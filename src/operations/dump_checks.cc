@@ -74,13 +74,14 @@ namespace {
 
 // What a dump that goes on changes for the program without a sign.
 bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 17> kTold = {
+  constexpr std::array<std::string_view, 21> kTold = {
       "fifo",           "posix-timer",       "outside-events",
       "outside-offset", "sysv-semaphore",    "deleted-attributes",
       "deleted-watch",  "watch-flags",       "exit-signal",
       "cgroup",         "proc-file-outside", "pressure-trigger",
       "numa-policy",    "dnotify",           "memory-names",
-      "immutable-file", "terminal-session"};
+      "immutable-file", "terminal-session",  "inotify",
+      "renamed-socket", "unnamed-file",      "session-outside"};
   return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
 }
 

@@ -520,6 +520,41 @@ while child.poll() is None:
   says_value c
 }
 
+@test "names that sockets got later, files without one, and processes beside a session are told; names too long for CRIU are refused" {
+  need_root "CRIU"
+  local what
+  start_python "import ctypes, socket
+os.chdir(os.path.dirname(sys.argv[1]))
+sockets = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+for number, one in enumerate(sockets):
+    one.bind(f'{os.getcwd()}/bound{number}')
+    one.listen()
+os.rename('bound0', 'renamed')
+os.link('bound1', 'linked')
+nameless = os.open('.', os.O_TMPFILE | os.O_RDWR, 0o600)
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.closerange(0, 100)
+        time.sleep(1000)
+    os._exit(0)
+os.wait()"
+  capture stasis doctor "$TARGET" --no-trial --json
+  for what in renamed-socket unnamed-file session-outside; do assert_contains "$out" "\"$what\""; done
+  dump_it
+  for what in "/renamed, bound as" "/linked, bound as" "files of O_TMPFILE" "a session in which processes outside"; do
+    assert_contains "$err" "$what"
+  done
+  rm -r "$image"
+  start_python "import socket
+os.chdir(os.path.dirname(sys.argv[1]))
+one = socket.socket(socket.AF_UNIX)
+name = os.getcwd() + '/'
+name += 'n' * (106 - len(name))
+one.bind(name)
+os.unlink(name)"
+  dump_refused socket-name
+}
+
 @test "a timer, a watch or memory by O_PATH that is under way from one process to another is refused" {
   need_root "CRIU"
   local make

@@ -1,0 +1,89 @@
+// Names of unix sockets that a restore by CRIU 4.2.1 does not give back: it binds a socket by the
+// name by which the program had bound it, makes that name anew where it is gone, and removes it
+// again. One that was renamed since is reached by neither.
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "doctor/criu_checks.h"
+#include "proc/served_files.h"
+#include "proc/unix_peers.h"
+
+namespace stasis::doctor {
+namespace {
+
+constexpr Kind kLongName{"socket-name", Severity::kRed,
+                         "has unix sockets bound by a name that is too long for CRIU to restore: "
+                         "more than 103 bytes where it is gone, or 108",
+                         "bind them by a shorter one"};
+constexpr Kind kRenamed{"renamed-socket", Severity::kYellow,
+                        "has unix sockets that were renamed, or got another name, since they were "
+                        "bound, and by which a restored program is not reached",
+                        "let the program bind them by the name that others use, or start what "
+                        "serves there anew after a restore"};
+
+constexpr std::size_t kLongestGone = 103;  // seen; CRIU puts something behind it
+constexpr std::size_t kMostNames = 10000;  // of a directory
+
+bool is_that(const struct stat& info, const proc::UnixPlace& place) {
+  return info.st_ino == place.inode && info.st_dev == place.device;
+}
+
+// Another name of the file in the same directory; empty if it has none there.
+std::string other_name(const std::string& bound, const proc::UnixPlace& place) {
+  const std::string folder = bound.substr(0, bound.rfind('/'));
+  const auto names = list_open(folder.empty() ? "/" : folder);
+  std::size_t seen = 0;
+  while (const dirent* entry = names && ++seen < kMostNames ? ::readdir(names.get()) : nullptr) {
+    struct stat info {};
+    const std::string path = fmt::format("{}/{}", folder, entry->d_name);
+    if (entry->d_ino == place.inode && path != bound && ::lstat(path.c_str(), &info) == 0 &&
+        is_that(info, place))
+      return path;
+  }
+  return {};
+}
+
+}  // namespace
+
+void probe_socket_names(Facts& facts, const Processes& processes, Signs& out) {
+  std::map<std::uint64_t, Pid> holders;
+  for (const proc::ProcessInfo& info : processes) {
+    const auto files = facts.open_files(info.pid);
+    if (!files || !facts.has_our_namespace(info.pid, "net")) continue;
+    for (const std::uint64_t inode : proc::socket_inodes(*files))
+      holders.try_emplace(inode, info.pid);
+  }
+  if (holders.empty()) return;
+  const auto sockets = facts.procfs().unix_sockets(processes.front().pid);
+  if (!sockets) return;
+  std::optional<std::map<std::uint64_t, proc::UnixPlace>> places;
+  for (const proc::UnixSocket& socket : *sockets) {
+    const auto holder = holders.find(socket.inode);
+    if (holder == holders.end() || !socket.path.starts_with('/') || facts.is_over()) continue;
+    const Pid pid = holder->second;
+    if (!facts.has_our_namespace(pid, "mnt") || proc::leads_over_served(pid, socket.path)) continue;
+    if (socket.path.size() >= sizeof(sockaddr_un::sun_path)) {
+      out.add(pid, kLongName, socket.path);
+      continue;
+    }
+    if (!places) places = proc::unix_places().value_or(std::map<std::uint64_t, proc::UnixPlace>());
+    const auto place = places->find(socket.inode);
+    if (place == places->end()) continue;
+    struct stat info {};
+    const bool has_it = ::lstat(socket.path.c_str(), &info) == 0 && is_that(info, place->second);
+    if (has_it && info.st_nlink < 2) continue;
+    if (!has_it && socket.path.size() > kLongestGone) out.add(pid, kLongName, socket.path);
+    const auto other = other_name(socket.path, place->second);
+    if (!other.empty()) out.add(pid, kRenamed, fmt::format("{}, bound as {}", other, socket.path));
+  }
+}
+
+}  // namespace stasis::doctor
