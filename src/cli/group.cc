@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/group_directory.h"
+#include "cli/help.h"
 #include "operations/operations.h"
 #include "rendezvous/tcp_rendezvous.h"
 
@@ -35,7 +36,7 @@ CLI::Option* GroupOptions::add_to(CLI::App& command) {
   CLI::Option* parts =
       command.add_option("--parts", parts_, "with --group: how many tools take part, of all nodes")
           ->type_name("N")
-          ->check(CLI::Range(std::uint32_t{1}, kMostParts));
+          ->check(whole_number(1, kMostParts));
   command.add_option("--part", name_, "with --group: what messages call this part [HOST-PID]")
       ->type_name("NAME")
       ->check(&why_no_part_name)

@@ -224,7 +224,7 @@ Verb add_restore(CLI::App& app) {
           "--verify",
           [options](const std::string& when) { options->restore.verify_first = when == "first"; },
           "first: read every byte of the image before anything is made; late: GPU memory and pages "
-          "while they are needed, and what was made is ended if they prove wrong [late]")
+          "while they are needed; if they prove wrong, the restored processes are ended [late]")
       ->check(one_of({"first", "late"}));
   command->add_flag("--leave-suspended", options->restore.leave_suspended,
                     "leave its GPU state in memory; `stasis resume` brings it back");

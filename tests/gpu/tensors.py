@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""tensors.py STATUS [GPU]: two processes hand each other tensors, in both directions.
+"""tensors.py STATUS [GPU [MIB]]: two processes hand each other tensors, in both directions.
 
-The first sends a tensor on GPU 0, the second sends back one that is greater by one, on GPU (0 by default); each
-has the other's open for a round, and reads it from a GPU of its own. Writes "round N ok" to STATUS, runs until SIGTERM, and ends with 3 if a tensor is wrong.
+The first sends a tensor on GPU 0, the second sends back one that is greater by one, on GPU (0 by default), of MIB
+(32 by default); each has the other's open for a round, and reads it from a GPU of its own. Writes "round N ok" to STATUS, runs until SIGTERM, and ends with 3 if a tensor is wrong.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 import torch
 import torch.multiprocessing as mp
 
-COUNT = 1 << 22
+COUNT = (int(sys.argv[3]) if len(sys.argv) > 3 else 32) << 17  # of 8 bytes each
 STOP = []
 
 

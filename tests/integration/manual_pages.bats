@@ -142,7 +142,7 @@ for verb in json.load(sys.stdin)["verbs"]:
   for verb in $(python3 -IS -c 'import json, sys; print(*(v["name"] for v in json.load(sys.stdin)["verbs"]))' \
     < <(stasis describe-command-line)); do
     capture stasis "$verb" --help
-    ! grep -E 'TEXT|INT|FLOAT|UINT|\[OPTIONS\]|SUBCOMMAND|Positionals|REQUIRED|\.\.\. \.\.\.|->' <<<"$out"
+    ! grep -E 'TEXT|INT|FLOAT|UINT|\[OPTIONS\]|SUBCOMMAND|Positionals|REQUIRED|\.\.\. \.\.\.|->' <<<"$out" || return 1
     assert_equal "$(grep -E '^.{81}' <<<"$out" || true)" ""
   done
 }
@@ -168,7 +168,7 @@ for verb in json.load(sys.stdin)["verbs"]:
 @test "names of options from earlier versions go on working, and no page has them" {
   refused 3 no-such-process suspend 999999 --force
   refused 3 no-such-process dump 999999 "$image" --ignore-undumpable
-  ! grep -r -e 'ignore-undumpable' -e 'undumpable.R' "$DOCS/man" "$DOCS/completions"
+  ! grep -r -e 'ignore-undumpable' -e 'undumpable.R' "$DOCS/man" "$DOCS/completions" || return 1
   capture stasis suspend --help
   [[ $out != *"--force"* ]]
 }

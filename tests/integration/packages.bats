@@ -121,7 +121,7 @@ start_counter() {
   for file in $(find "$ROOT" -type f -perm -u+x) $(find "$ROOT" -name '*.so*' -type f); do
     ! readelf -d "$file" 2>/dev/null | grep -E 'R(UN)?PATH' || { echo "$file" >&2; return 1; }
   done
-  ! grep -rlF "$STASIS_BUILD" "$ROOT/usr/lib/cmake" "$ROOT/usr/lib/pkgconfig" "$ROOT/usr/share"
+  ! grep -rlF "$STASIS_BUILD" "$ROOT/usr/lib/cmake" "$ROOT/usr/lib/pkgconfig" "$ROOT/usr/share" || return 1
 }
 
 # demo_runs COMMAND...: the demo of the installed files, by that command.

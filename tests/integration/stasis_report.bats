@@ -170,7 +170,7 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["amounts"]) for v 
   done_by report "$image" -o "$page"
   has 'dump it with --tcp-established'
   has '&lt;script&gt;alert(1)&lt;/script&gt;'
-  ! grep -q '<script\|link.log' "$page"
+  ! grep -q '<script\|link.log' "$page" || return 1
 }
 
 @test "a browser shows the page of an image at any width and on paper, and asks for nothing" {

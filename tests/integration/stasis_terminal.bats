@@ -64,7 +64,7 @@ PY
   on_a_terminal 60 bash -c 'stty cols 60; exec stasis ps'
   grep -q "^$TARGET .*running .*training-run-7 " "$said"
   grep -q 'GPU MEMORY' "$said"
-  ! grep -qE 'USER|PATH|OPERATION' "$said"
+  ! grep -qE 'USER|PATH|OPERATION' "$said" || return 1
   grep -q '^'"$TARGET"' .*…' "$said" # a command that is longer than its room says so
   (($(most_columns) <= 60))
   on_a_terminal 60 bash -c 'stty cols 200; exec stasis ps'
