@@ -253,6 +253,25 @@ Outcome detach_all(std::uint64_t room) {
   return {};
 }
 
+namespace {
+
+// Of a GPU that this process does not see the driver says that it is none (CU_DEVICE_INVALID, on an
+// H200), and makes no memory there for it. What is inherited then comes to one of those that have
+// access to it.
+CUdevice visible_user_of(const Physical& physical) {
+  for (const auto& [address, mapping] : tables().mappings) {
+    if (mapping.physical != &physical) continue;
+    for (const Access& access : mapping.access)
+      if (access.right.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return access.right.location.id;
+  }
+  CUdevice current = 0;
+  (void)driver().cuCtxGetDevice(&current);
+  return current;
+}
+
+}  // namespace
+
 Outcome inherit(const ShareId& id) {
   const CurrentContext current(any_context());
   const auto& all = tables().physicals;
@@ -265,6 +284,8 @@ Outcome inherit(const ShareId& id) {
   drop_saved(physical);
   const auto asked = driver().cuMemGetAllocationPropertiesFromHandle(&physical.prop, physical.real);
   if (asked != CUDA_SUCCESS) return {asked, "cuMemGetAllocationPropertiesFromHandle"};
+  if (physical.prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && physical.prop.location.id < 0)
+    physical.prop.location.id = visible_user_of(physical);
   return save(physical);
 }
 

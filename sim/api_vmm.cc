@@ -44,12 +44,14 @@ bool has_range(Driver& driver, CUmemGenericAllocationHandle multicast, std::size
   return offset <= whole && size <= whole - offset;
 }
 
-// The ordinal of a slot; what is imported may lie on a GPU that this process does not see.
+// The ordinal of a slot; what is imported may lie on a GPU that this process does not see (measured
+// on an H200).
 int ordinal_of(Driver& driver, int slot) {
+  constexpr int kInvalidDevice = -2;
   for (std::size_t i = 0; i < driver.devices.size(); ++i) {
     if (driver.devices[i].slot == slot) return static_cast<int>(i);
   }
-  return 0;
+  return kInvalidDevice;
 }
 
 }  // namespace

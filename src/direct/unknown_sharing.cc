@@ -55,7 +55,7 @@ std::set<Pid> sharers(const std::vector<Pid>& pids) {
 // A process that uses CUDA and is not in the tree.
 struct Outside {
   proc::ProcessInfo process;
-  bool has_host_memory_of_it = false;  // together with the one in the tree
+  std::vector<Pid> sharers;  // that have host memory together with the one in the tree; or none
 };
 
 // Rather one that has a file of these than one that has none.
@@ -78,12 +78,20 @@ std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
     if (!with_driver[i].value_or(false)) continue;
     const proc::ProcessInfo& info = (*all)[i];
     const auto theirs = shared_files(info.pid);
-    if (std::any_of(theirs.begin(), theirs.end(),
-                    [&](const FileId& file) { return files.contains(file); }))
-      return Outside{info, true};
-    if (!out) out = Outside{info, false};
+    const bool shares = std::any_of(theirs.begin(), theirs.end(),
+                                    [&](const FileId& file) { return files.contains(file); });
+    if (!out || (shares && out->sharers.empty())) out = Outside{info, {}};
+    if (shares) out->sharers.push_back(info.pid);
   }
   return out;
+}
+
+// May one of these have memory of another process's? Also if it cannot be asked.
+bool may_import(const std::vector<Pid>& pids, bool simulated) {
+  return std::any_of(pids.begin(), pids.end(), [&](Pid pid) {
+    const auto survey = attach::survey_gpu_memory(pid, simulated);
+    return !survey || !survey->is_clean();
+  });
 }
 
 constexpr std::uint64_t kLeastShared = std::uint64_t{128} << 10;
@@ -168,10 +176,11 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (!to_ask.empty()) outside = other_user_of_cuda(shared_files(to_ask.front()), members);
     if (!outside) return out;
     // Its agent came later, when it was asked, and has seen all since.
-    if (!outside->has_host_memory_of_it && has_agent(to_ask.front())) return out;
+    if (outside->sharers.empty() && has_agent(to_ask.front())) return out;
     with_cuda.push_back(outside->process.pid);
   }
-  const bool shares_outside = outside && outside->has_host_memory_of_it;
+  const bool shares_outside = outside && !outside->sharers.empty();
+  std::optional<bool> outside_imports;
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
     if (is_of_another_version(pid)) {
@@ -185,11 +194,16 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     }
     auto survey = attach::survey_gpu_memory(pid, simulated);
     if (survey) {
-      // Its own may be what the other has imported: suspended alone it would come back with other
-      // memory than that, and neither would know.
+      // Its own may be what the other has imported, by descriptor or by CUDA IPC, by which any of
+      // cuMemAlloc can be: suspended alone it would come back with other memory than that, and
+      // neither would know.
+      if (shares_outside && survey->is_clean() && !outside_imports)
+        outside_imports = may_import(outside->sharers, simulated);
       if (shares_outside)
         for (auto& one : survey->memory)
-          one.may_be_imported |= one.answer.values[attach::kSurveyHandles] != 0;
+          one.may_be_imported |=
+              one.answer.values[attach::kSurveyHandles] != 0 ||
+              (outside_imports.value_or(false) && one.answer.values[attach::kSurveyIpc] != 0);
       const bool speaks_for_it = !outside || shares_outside || !is_small(*survey);
       if (speaks_for_it || survey->has_managed()) judge_survey(pid, *survey, out);
       continue;

@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/threads.h"
 #include "proc/process_file.h"
 #include "proc/procfs.h"
 
@@ -169,6 +170,13 @@ bool is_worth_it(std::span<const std::uint64_t> pages) {
   return there * 2 >= kPagesOfBlock;
 }
 
+void join(const AddressRange& next, std::vector<AddressRange>& out) {
+  if (!out.empty() && out.back().end == next.start)
+    out.back().end = next.end;
+  else
+    out.push_back(next);
+}
+
 void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRange>& out) {
   constexpr std::size_t kBlocksAtOnce = 512;
   std::vector<std::uint64_t> pages(kBlocksAtOnce * kPagesOfBlock);
@@ -180,21 +188,35 @@ void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRan
     if (::pread(pagemap, pages.data(), bytes, from) != static_cast<ssize_t>(bytes)) return;
     for (std::size_t i = 0; i < blocks; ++i, at += kHostBlock) {
       if (!is_worth_it(std::span(pages).subspan(i * kPagesOfBlock, kPagesOfBlock))) continue;
-      if (!out.empty() && out.back().end == at)
-        out.back().end += kHostBlock;
-      else
-        out.push_back({at, at + kHostBlock});
+      join({at, at + kHostBlock}, out);
     }
   }
+}
+
+// The pages of large mappings are looked at by all processors: the program stands still meanwhile.
+std::vector<AddressRange> blocks_of(const std::vector<AddressRange>& mappings, int pagemap) {
+  constexpr std::uint64_t kPart = std::uint64_t{512} << 20;  // whole blocks
+  std::vector<AddressRange> parts;
+  for (const AddressRange& mapping : mappings)
+    for (std::uint64_t at = mapping.start; at < mapping.end;) {
+      const std::uint64_t end = std::min(mapping.end, at / kPart * kPart + kPart);
+      parts.push_back({at, end});
+      at = end;
+    }
+  std::vector<std::vector<AddressRange>> found(parts.size());
+  share_out(parts.size(), [&](std::size_t i) { add_blocks(parts[i], pagemap, found[i]); });
+  std::vector<AddressRange> out;
+  for (const auto& part : found)
+    for (const AddressRange& range : part)
+      join(range, out);
+  return out;
 }
 
 std::vector<AddressRange> find(const proc::AddressSpace& space,
                                const std::vector<std::uint64_t>& pointers) {
   auto pagemap = open_pagemap(space);
   if (!pagemap || has_what_knows_pages(space.pid())) return {};
-  std::vector<AddressRange> out;
-  for (const AddressRange& mapping : plain_mappings(space.pid(), pointers))
-    add_blocks(mapping, pagemap->get(), out);
+  const auto out = blocks_of(plain_mappings(space.pid(), pointers), pagemap->get());
   // What was read is this process's, and not another program's that has its number since.
   return space.check_current() ? out : std::vector<AddressRange>();
 }

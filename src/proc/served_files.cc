@@ -285,7 +285,7 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
   if (!pages_.valid()) return Waits::kByNumber;
   const std::uint64_t last = std::max(address, address + (size - 1)) / kPage;
   std::array<std::uint64_t, kEntries> entries{};
-  std::uint64_t tried_to = 0;
+  std::uint64_t near_to = 0;  // the end of the mapping that was looked at last, if it is near
   Waits waits = Waits::kNever;
   std::vector<std::uint64_t> far;
   for (std::uint64_t page = address / kPage; page <= last;) {
@@ -297,14 +297,15 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
       if (access == Access::kWrite && (entries[i] & kKeptFromWrites) != 0) waits = Waits::kByNumber;
       if ((entries[i] & kPresentOrSwapped) != 0) continue;
       const std::uint64_t at = (page + i) * kPage;
+      // One page of a mapping tells of all: who provides a part of one makes two of it.
+      if (at < near_to) continue;
       const Absent absent = look_at(at);
       if (absent.is_far) {
         far.push_back(at);
         continue;
       }
-      if (memory == nullptr || at < tried_to) continue;
-      // One of a mapping tells of all: who provides a part of one makes two of it.
-      tried_to = absent.end;
+      near_to = absent.end;
+      if (memory == nullptr) continue;
       char byte = 0;
       if (::pread(memory->get(), &byte, 1, static_cast<off_t>(at)) != 1) waits = Waits::kByNumber;
     }

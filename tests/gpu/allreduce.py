@@ -114,13 +114,19 @@ def main():
     parser.add_argument("--pause-ms", type=float, default=0, help="after each round")
     parser.add_argument("--rank", type=int, help="be this rank (the parent sets it, or who starts ranks on nodes)")
     parser.add_argument("--init", help="where the ranks meet, as PyTorch says it (default: a file)")
+    parser.add_argument("--one-gpu-each", action="store_true", help="a rank sees no GPU but its own, as under Slurm")
     parser.add_argument("--device", type=int, help="this rank's GPU (default: its number)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
     if options.rank is not None:
         return rank_main(options, options.rank)
-    ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)])
-             for rank in range(options.ranks)]
+    def start(rank):
+        own, env = [], None
+        if options.one_gpu_each:
+            own, env = ["--device", "0"], {**os.environ, "CUDA_VISIBLE_DEVICES": str(rank)}
+        return subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank), *own], env=env)
+
+    ranks = [start(rank) for rank in range(options.ranks)]
     told = False
     record = os.open(options.status, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     while any(rank.poll() is None for rank in ranks):

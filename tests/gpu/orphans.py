@@ -7,7 +7,8 @@ Five pieces: one of the device's and one of the host's by descriptors, a large o
 that has them writes its round into its word of each piece, waits until the others have written theirs, and checks
 what the owner wrote behind these words; so one that has a copy of its own stands still. STATUS.N says the round of
 process N, 0 being the owner, and STATUS that of the last. Runs until SIGTERM; ends with 1 if one of them does.
-With several GPUs the processes take turns, and reach what the owner's GPU has as its peers.
+With several GPUs the processes take turns, and reach what the owner's GPU has as its peers; with
+ONE_OF_SO_MANY_GPUS=N each sees one of them alone.
 """
 import ctypes
 import os
@@ -61,6 +62,9 @@ def begin(number):
     global driver, device
     # They wait for each other for ever.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    gpus = int(os.environ.get("ONE_OF_SO_MANY_GPUS", 0))
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number % gpus)
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     call("cuInit", 0)
     devices = ctypes.c_int()

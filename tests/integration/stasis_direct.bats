@@ -283,7 +283,7 @@ path_in_ps() {
 @test "a child opens its parent's memory by CUDA IPC, and the two are suspended together" {
   start_agent ipc
   target_goes_on
-  cycles 2 driver
+  cycles 2 direct
   # Its child alone would be lost, and so would what the two share.
   refused 8 not-supported suspend "$(pgrep -P "$TARGET")"
   target_goes_on

@@ -439,14 +439,17 @@ share_beside() {
 }
 
 @test "one of several that share host memory is refused by itself, too" {
+  local kind
   # Which of the two has memory of the other's is chance; the other one's is then open in this.
-  start_target sharing --children 2 --pieces 8 --imports 20 --piece-kinds d --pause-ms 2
-  mapfile -t CHILDREN < <(children_of "$TARGET")
-  refused_untouched suspend "${CHILDREN[0]}"
-  assert_contains "$err" "shares host memory with process ${CHILDREN[1]}"
-  refused_untouched suspend "${CHILDREN[1]}"
-  assert_contains "$err" "shares host memory with process ${CHILDREN[0]}"
-  in_state running "${CHILDREN[@]}"
+  for kind in d i; do
+    start_target sharing --children 2 --pieces 8 --imports 20 --piece-kinds $kind --pause-ms 2
+    mapfile -t CHILDREN < <(children_of "$TARGET")
+    refused_untouched suspend "${CHILDREN[0]}"
+    assert_contains "$err" "shares host memory with process ${CHILDREN[1]}"
+    refused_untouched suspend "${CHILDREN[1]}"
+    assert_contains "$err" "shares host memory with process ${CHILDREN[0]}"
+    in_state running "${CHILDREN[@]}"
+  done
 }
 
 @test "one that may have memory of a process it shares nothing else with is told of, by itself" {

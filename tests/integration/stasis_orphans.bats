@@ -56,6 +56,17 @@ start_orphans() {
   done
 }
 
+@test "of a GPU that no heir sees, memory that outlives its owner comes back on one that it does" {
+  local way
+  export STASIS_SIM_GPUS=2x256M
+  for way in ends frees; do
+    ONE_OF_SO_MANY_GPUS=2 start_orphans "$way" 1
+    suspended_and_resumed
+    suspended_and_resumed
+    kill -9 "$TARGET" "${CHILDREN[@]}"
+  done
+}
+
 @test "memory that outlives its owner is dumped and restored with those who share it" {
   need_root "CRIU"
   local way

@@ -74,6 +74,16 @@ for transport, wanted in TRANSPORTS.items():
         lambda machine, name=transport, settings=wanted: nccl(machine, name, settings))
 
 
+@case("sharing.nccl.one_gpu_each", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
+def one_gpu_each(machine):
+    """Each rank sees one GPU, and the memory of the other's by NCCL alone."""
+    target = ranks_of(machine, "one_gpu_each", "--all-calls", "--one-gpu-each")
+    figures = there_and_back(machine, target, 10, 3, lambda: target.wait_rounds(2))
+    rounds = target.finish()
+    figures["note"] = f"10 cycles, 3 dumps, {rounds} rounds of every collective; {summary(figures)}"
+    return figures
+
+
 @case("sharing.nccl.all_calls", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
 def all_calls(machine):
     """All-gather, send and receive, and communicators that come and go between the suspends."""
@@ -216,17 +226,22 @@ def events(machine):
 
 
 @case("sharing.orphans", needs=NEEDS + ("criu", "root"))
-def orphans(machine):
+def orphans(machine, **settings):
     """Processes go on with memory whose owner has ended, or has freed it: each round wants every other's words."""
     figures = {}
     for way in ("ends", "frees"):
         target = under_agent(machine, f"orphans.{way}",
-                             [sys.executable, os.path.join(HERE, "orphans.py"), "{status}", way, "3"])
+                             [sys.executable, os.path.join(HERE, "orphans.py"), "{status}", way, "3"], settings)
         target.wait_rounds(3, timeout=120)
         figures[way] = there_and_back(machine, target, FEWER, 2, lambda of=target: of.wait_rounds(3))
         figures[way]["rounds"] = target.finish()
     figures["note"] = f"{FEWER} cycles and 2 dumps each, by descriptors (device and host) and by CUDA IPC"
     return figures
+
+
+# Each process sees one of the GPUs alone.
+case("sharing.orphans.one_gpu_each", needs=NEEDS + ("two gpus", "criu", "root"))(
+    lambda machine: orphans(machine, ONE_OF_SO_MANY_GPUS="2"))
 
 
 def tensors(machine, gpu, mib=32):
