@@ -48,10 +48,10 @@ def under_agent(machine, name, command, settings=None):
                   {**machine.target_env(), **(settings or {})})
 
 
-def ranks_of(machine, name, *more, ranks=2):
+def ranks_of(machine, name, *more, ranks=2, settings=None):
     require_torch(machine)
     target = under_agent(machine, name, [sys.executable, ALLREDUCE, "--status", "{status}", "--ranks", str(ranks),
-                                         "--mib", "16", "--pause-ms", "2", *more])
+                                         "--mib", "16", "--pause-ms", "2", *more], settings)
     target.wait_rounds(3, timeout=180)
     return target
 
@@ -74,14 +74,25 @@ for transport, wanted in TRANSPORTS.items():
         lambda machine, name=transport, settings=wanted: nccl(machine, name, settings))
 
 
-@case("sharing.nccl.one_gpu_each", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
-def one_gpu_each(machine):
-    """Each rank sees one GPU, and the memory of the other's by NCCL alone."""
-    target = ranks_of(machine, "one_gpu_each", "--all-calls", "--one-gpu-each")
+def every_call(machine, name, settings, *more):
+    """Every collective, and communicators that come and go, fewer times."""
+    target = ranks_of(machine, name, "--all-calls", *more, settings=settings)
     figures = there_and_back(machine, target, 10, 3, lambda: target.wait_rounds(2))
     rounds = target.finish()
     figures["note"] = f"10 cycles, 3 dumps, {rounds} rounds of every collective; {summary(figures)}"
     return figures
+
+
+# As older programs and images set it, as Slurm starts ranks, and as PyTorch's manual advises.
+WAYS = {
+    "by_ipc": ({"NCCL_CUMEM_ENABLE": "0"},),
+    "one_gpu_each": (None, "--one-gpu-each"),
+    "one_gpu_each_by_ipc": ({"NCCL_CUMEM_ENABLE": "0"}, "--one-gpu-each"),
+    "expandable": ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},),
+}
+for one, way in WAYS.items():
+    case(f"sharing.nccl.{one}", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))(
+        lambda machine, name=one, words=way: every_call(machine, name, *words))
 
 
 @case("sharing.nccl.all_calls", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
