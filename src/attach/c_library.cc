@@ -132,7 +132,6 @@ Result<void> CLibrary::read_descriptors(const Library& library) {
     return fail(ErrorCode::kNotSupported, "it has one thread, which its C library relies on");
   thread_size_ = *size;
   tid_offset_ = *tid;
-  vector_offset_ = *vector;
   map_offset_ = *distance;
   return {};
 }

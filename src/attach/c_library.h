@@ -103,7 +103,6 @@ class CLibrary {
   std::uint64_t dlerror_ = 0;
   std::uint64_t thread_size_ = 0;
   std::uint64_t tid_offset_ = 0;
-  std::uint64_t vector_offset_ = 0;
   std::uint64_t map_offset_ = 0;  // in a link_map, of its storage's distance
   std::uint64_t static_size_ = 0;
   std::optional<std::int64_t> rseq_offset_;

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/call_within.h"
 #include "base/processors.h"
 
@@ -24,6 +26,11 @@ bool start(std::vector<std::jthread>& threads, const Work& work) {
 }
 
 }  // namespace
+
+Error no_thread(const std::system_error& why) {
+  return {ErrorCode::kOutOfHostMemory, fmt::format("cannot start a thread: {}", why.what()),
+          "free host memory, or raise the limits of it (ulimit -v) and of processes (ulimit -u)"};
+}
 
 unsigned on_threads(unsigned count, const std::function<void(unsigned)>& work) {
   std::vector<std::jthread> others;

@@ -3,8 +3,14 @@
 
 #include <cstddef>
 #include <functional>
+#include <system_error>
+
+#include "base/error.h"
 
 namespace stasis {
+
+// The system gives no thread: kOutOfHostMemory.
+Error no_thread(const std::system_error& why);
 
 // Calls work(0) on this thread and work(i) for each i below `count` on a thread of its own, and
 // returns when all are done. Where the system gives no more threads, the rest is not called: how

@@ -20,6 +20,7 @@
 #include "base/host_name.h"
 #include "base/listing.h"
 #include "base/printable.h"
+#include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/group_records.h"
 
@@ -189,10 +190,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       std::thread([self = shared_from_this()] { self->run(); }).detach();
     } catch (const std::system_error& error) {
       rendezvous_->remove({part_file(options_.name)});
-      return fail(ErrorCode::kOutOfHostMemory,
-                  fmt::format("cannot start a thread: {}", error.what()),
-                  "free host memory, or raise the limits of it (ulimit -v) and of processes "
-                  "(ulimit -u)");
+      return fail(no_thread(error));
     }
     return {};
   }

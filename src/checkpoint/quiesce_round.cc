@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/scope_guard.h"
+#include "base/threads.h"
 #include "base/units.h"
 
 namespace stasis {
@@ -53,10 +54,7 @@ class Round {
         const std::lock_guard lock(mutex_);
         place.has_thread = false;
         place.step = Step::kFailed;
-        place.why = fail(ErrorCode::kOutOfHostMemory,
-                         fmt::format("cannot start a thread: {}", error.what()),
-                         "free host memory, or raise the limits of it (ulimit -v) and of "
-                         "processes (ulimit -u)");
+        place.why = fail(no_thread(error));
       }
     }
     supervise();

@@ -19,9 +19,8 @@ struct Row {
   // A CUDA state, or "waiting" for its GPU memory, which is away though the driver lets it run;
   // without an answer "busy", "stopped", "frozen" or "traced", and "?" for another reason.
   std::string state;
-  std::string path;               // "direct", "driver", or empty if that could not be seen
-  std::string reason;             // why there is no CUDA state; empty if there is one
-  bool comes_back_alone = false;  // one that waits
+  std::string path;    // "direct", "driver", or empty if that could not be seen
+  std::string reason;  // why there is no CUDA state; empty if there is one
   // What it has on each GPU; of one that we suspended, what it had there and gets back.
   std::vector<GpuUse> uses;
   std::int64_t since =

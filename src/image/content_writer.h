@@ -5,8 +5,8 @@
 //
 // Each chunk is hashed; one of zeros, or one that is there already in any stream or in the base, is
 // not written. Each call of write() takes a data file for itself, so that no two wait for each
-// other: there are as many files as there were ever calls at the same time, at most kContentFiles;
-// beside a base fewer if there is little to be written.
+// other: there are as many files as there were ever calls at the same time; beside a base fewer if
+// there is little to be written.
 //
 // What it makes stands in the image's directory, which its ImageWriter removes if the image is not
 // completed. Owns a descriptor for each data file; 1 MiB for each call at the same time that
@@ -33,8 +33,6 @@
 #include "image/unwanted_room.h"
 
 namespace stasis {
-
-inline constexpr std::size_t kContentFiles = 64;
 
 enum class ContentCompression { kNone, kLz4, kZstd };
 // "none", "lz4" and "zstd"; nothing for any other word.

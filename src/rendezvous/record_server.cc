@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "checkpoint/group_rendezvous.h"
 #include "rendezvous/address.h"
 #include "rendezvous/messages.h"
@@ -173,10 +174,7 @@ class RecordServer::Loop {
     try {
       thread_ = std::thread([this] { run(); });
     } catch (const std::system_error& error) {
-      return fail(ErrorCode::kOutOfHostMemory,
-                  fmt::format("cannot start a thread: {}", error.what()),
-                  "free host memory, or raise the limits of it (ulimit -v) and of processes "
-                  "(ulimit -u)");
+      return fail(no_thread(error));
     }
     return {};
   }
