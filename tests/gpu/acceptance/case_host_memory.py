@@ -127,13 +127,19 @@ case("host_memory.driver", needs=NEEDS)(lambda machine: compare(machine, "memory
 LATER = 3
 
 
+def bytes_of_its_own(image):
+    """What this dump has written: what it has from another image has that one's name, too."""
+    infos = [os.stat(os.path.join(folder, name)) for folder, _, names in os.walk(image) for name in names]
+    return sum(info.st_size for info in infos if info.st_nlink == 1)
+
+
 @case("host_memory.goes_on", needs=NEEDS)
 def goes_on(machine):
     """How long a job stands still that is saved and goes on, which writes a 64th of its memory in each round."""
     size = "128M" if machine.simulated else "12G"
     target = start(machine, "goes_on", size, True, "host")
     target.wait_rounds(1)
-    still, written, phases, notes = {}, {}, {}, []
+    still, took, written, phases, notes = {}, {}, {}, {}, []
     for way, precopy in (("criu", "off"), ("parallel", "off"), ("parallel", "on")):
         name = f"{way}, pre-copy {precopy}"
         earlier = None
@@ -144,7 +150,8 @@ def goes_on(machine):
                                     timeout=180).must_succeed().json()
             still.setdefault(name, []).append(report["standstill_seconds"])
             phases.setdefault(name, []).append({p["name"]: p["seconds"] for p in report["phases"]})
-            written.setdefault(name, []).append(report["seconds"])
+            took.setdefault(name, []).append(report["seconds"])
+            written.setdefault(name, []).append(bytes_of_its_own(image))
             target.wait_rounds(2)
             earlier = image
         looked = machine.stasis("verify", "--images-dir", earlier, "--json").must_succeed().json()
@@ -152,9 +159,10 @@ def goes_on(machine):
         for number in range(1 + LATER):
             shutil.rmtree(os.path.join(machine.work, f"image{number}"), ignore_errors=True)
         later = statistics.median(still[name][1:]) if still[name][1:] else None
-        notes.append(f"{name}: {still[name][0]:.2f} s" + (f", later {later:.2f}" if later else ""))
+        wrote = statistics.median(written[name][1:]) / 2**20 if later else None
+        notes.append(f"{name}: {still[name][0]:.2f} s" + (f", later {later:.2f} and {wrote:.0f} MiB" if later else ""))
     target.finish()
-    return {"size": size, "standstill_seconds": still, "seconds": written, "phases": phases,
+    return {"size": size, "standstill_seconds": still, "seconds": took, "written_bytes": written, "phases": phases,
             "note": f"{size}, stands still for, " + "; ".join(notes)}
 
 
