@@ -100,13 +100,16 @@ constexpr std::array kRules = {
     CriuRule{"Can't bind inet socket", "", kCriuFailed,  // seen
              "a socket of the job cannot have its address here",
              "give the machine that address, on the interface on which it was"},
+    CriuRule{"unix: Can't bind id", "No such file or directory", kCriuFailed,  // seen
+             "the directory of a unix socket's name is not here",
+             "make that directory, then restore again"},
     CriuRule{
         "unix: Can't bind id", "", kCriuFailed,  // seen
         "the name of a unix socket of the job is in use here, perhaps by the job itself, which "
-        "still runs",
+        "still runs, or its file cannot be replaced",
         "end the process that has it (ss -xlp), or restore in a network namespace of its own "
-        "(unshare "
-        "--net, then ip link set lo up)"},
+        "(unshare --net, then ip link set lo up); where none has it, make the file's directory "
+        "writable (chattr -i, mount)"},
     CriuRule{
         "External socket is used", "", kCriuFailed,  // seen
         "the process has a unix socket connected to a process outside of the image",

@@ -154,6 +154,8 @@ INSTANTIATE_TEST_SUITE_P(
               ErrorCode::kCriuFailed, "ss -ltnp"},
         Known{"inet: Can't bind inet socket (id 12): Cannot assign requested address",
               ErrorCode::kCriuFailed, "ip address add"},
+        Known{"unix: Can't bind id 0x10 ino 7 addr /a/s: No such file or directory",
+              ErrorCode::kCriuFailed, "make that directory"},
         Known{"unix: Can't bind id 0x10 ino 1857424 addr : Address already in use",
               ErrorCode::kCriuFailed, "ss -xlp"},
         Known{"Can't dump a pid namespace without the process init", ErrorCode::kCriuFailed,
