@@ -23,7 +23,8 @@ TEST_F(AgentMemory, TheHostsIsNotSavedWithoutRoom) {
   prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
   CUmemGenericAllocationHandle handle = 0;
   ASSERT_EQ(own::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
-  EXPECT_EQ(detach_all(4 * kMiB).result, CUDA_ERROR_OUT_OF_MEMORY);
+  std::uint64_t room = 4 * kMiB;
+  EXPECT_EQ(detach_all(room).result, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(detached_count(), 0);
   EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
 }

@@ -45,7 +45,10 @@ void* try_all(void* pieces) {
   // Without a table of its own nothing is tried.
   const bool alone = ::unshare(CLONE_FILES) == 0;
   for (Physical* piece : *static_cast<Pieces*>(pieces)) {
-    if (!alone) break;
+    if (!alone) {
+      piece->is_refused = piece->key != ShareKey{};
+      continue;
+    }
     int fd = -1;
     const auto result = driver().cuMemExportToShareableHandle(
         &fd, piece->real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
@@ -64,11 +67,19 @@ void try_exports() {
   Pieces pieces;
   for (auto& [handle, physical] : tables().physicals) {
     physical->is_refused = false;
-    if (physical->size >= kTriedFrom && physical->present && physical->can_leave())
+    const bool may_not_be_renewed = physical->key != ShareKey{} || physical->open_elsewhere > 0;
+    if ((physical->size >= kTriedFrom || may_not_be_renewed) && physical->present &&
+        physical->can_leave())
       pieces.push_back(physical.get());
   }
   g_done = 0;
-  if (pieces.empty() || is_filtered() || !start_thread(&try_all, &pieces)) return;
+  if (pieces.empty()) return;
+  if (is_filtered() || !start_thread(&try_all, &pieces)) {
+    // What was inherited is not renewed when it is refused later: the driver keeps it.
+    for (Physical* piece : pieces)
+      piece->is_refused = piece->key != ShareKey{};
+    return;
+  }
   while (g_done.load() == 0)
     futex::wait(g_done, 0, false);
 }

@@ -271,7 +271,7 @@ void Session::list_shares() {
 void Session::detach() {
   if (!expect(AgentState::kClosed)) return;
   was_detached_ = true;
-  const auto room = arguments_[0] == 0 ? UINT64_MAX : arguments_[0];
+  std::uint64_t room = arguments_[0] == 0 ? UINT64_MAX : arguments_[0];
   auto outcome = detach_all(room);
   if (outcome.ok()) outcome = save_managed(room);
   page_.detached_count = detached_count();

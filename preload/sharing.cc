@@ -232,14 +232,15 @@ void become_owner(Physical& physical) {
 
 }  // namespace
 
-Outcome detach_all(std::uint64_t room) {
+Outcome detach_all(std::uint64_t& room) {
   const CurrentContext current(any_context());
   auto mappings = mappings_by_physical();
   for (const auto& [handle, physical] : tables().physicals) {
     if (!physical->present || !(is_known_import(*physical) || physical->is_host())) continue;
     if (physical->is_host()) {
       if (physical->size > room) return {CUDA_ERROR_OUT_OF_MEMORY, "room for memory of the host's"};
-      // That of others is there until the last of them has given it up.
+      // A piece that others have is freed when the last of them has given it up: its copy needs
+      // room of its own.
       if (physical->may_be_elsewhere()) room -= physical->size;
       if (const auto saved = save(*physical); !saved.ok()) return saved;
     }
@@ -322,6 +323,7 @@ Outcome retake_saved() {
 
 Outcome lend(const ShareId& id, bool closed, int& fd) {
   Physical* lent = nullptr;
+  CUmemGenericAllocationHandle real = 0;
   {
     const TablesLock lock;
     const auto at = tables().shares.find(id[1]);
@@ -330,10 +332,16 @@ Outcome lend(const ShareId& id, bool closed, int& fd) {
     for (const auto& [handle, physical] : tables().physicals)
       if (id_of(physical->key) == id && physical->present && !is_known_import(*physical))
         lent = physical.get();
+    if (lent) real = lent->real;
   }
   if (!lent) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
-  // What is refused the driver has restored: no process has it, or that had been refused to.
-  return export_piece(*lent, closed, fd);
+  // The driver refuses only memory that it has restored itself. No other process can have that: the
+  // driver would have refused it to that one as well.
+  if (closed) return export_piece(*lent, true, fd);
+  // The program runs, and may free it meanwhile.
+  const auto result =
+      driver().cuMemExportToShareableHandle(&fd, real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  return {result, "cuMemExportToShareableHandle"};
 }
 
 MissingImports::MissingImports() : mappings_(mappings_by_physical()) {

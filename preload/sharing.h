@@ -52,9 +52,9 @@ std::vector<Shared> list_shared();
 
 // Gives up all imported memory whose owner is known, and all memory of the host's, whose content
 // this process keeps: none of it larger than `room`, in bytes, as the piece and its copy are there
-// at the same time. What is given up when a call of the driver fails stays so, until it is taken
-// again.
-Outcome detach_all(std::uint64_t room = UINT64_MAX);
+// at the same time. `room` becomes what is left of it. What is given up when a call of the driver
+// fails stays so, until it is taken again.
+Outcome detach_all(std::uint64_t& room);
 // Saves the content of what this process has imported under that id. detach_all() makes it the
 // owner of that.
 Outcome inherit(const direct::ShareId& id);

@@ -15,8 +15,8 @@ namespace stasis {
 std::vector<proc::BoundSocket> bound_sockets(const UniqueFd& criu_dir);
 
 // What no process of the image has open, and CRIU 4.2.1 does not restore so: it is under way in a
-// unix socket (SCM_RIGHTS). "socket 123", which of a connection stays in repair mode, and of a unix
-// socket ends the restore; a timerfd, a watch by inotify or fanotify, memory open by O_PATH. Empty:
+// unix socket (SCM_RIGHTS). "socket 123": CRIU leaves a connection in repair mode, and fails to
+// restore a unix socket; a timerfd, a watch by inotify or fanotify, memory open by O_PATH. Empty:
 // there is none. `unix_sockets_too`: CRIU was not told to leave out sockets that lead out of the
 // tree, which have an entry as well.
 std::string descriptor_under_way(const UniqueFd& criu_dir, bool unix_sockets_too);

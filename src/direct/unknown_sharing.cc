@@ -90,7 +90,9 @@ std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
 bool may_import(const std::vector<Pid>& pids, bool simulated) {
   return std::any_of(pids.begin(), pids.end(), [&](Pid pid) {
     const auto survey = attach::survey_gpu_memory(pid, simulated);
-    return !survey || !survey->is_clean();
+    if (survey) return !survey->is_clean();
+    const ErrorCode code = survey.error().code;
+    return code != ErrorCode::kProcessGone && code != ErrorCode::kNoSuchProcess;
   });
 }
 

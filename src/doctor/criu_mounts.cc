@@ -187,7 +187,7 @@ class MountSearch {
         !facts_.has_our_namespace(pid, "mnt")) {
       return;
     }
-    if (proc::leads_over_served(pid, file.path)) return;
+    if (proc::leads_over_served(Pid{::getpid()}, file.path)) return;
     const auto by_name = nearest_place(file.path);
     if (by_name && by_name->device != place->device && by_name->mount != place->mount)
       out_.add(pid, kCovered, shown);
@@ -200,7 +200,8 @@ class MountSearch {
         deleted_.try_emplace(std::pair(place.device, place.inode), place.mount);
     if (!is_new && first->second != place.mount && S_ISREG(place.mode))
       out_.add(pid, kDeletedTwice, shown);
-    if (!facts_.has_our_namespace(pid, "mnt") || proc::leads_over_served(pid, path)) return;
+    if (!facts_.has_our_namespace(pid, "mnt") || proc::leads_over_served(Pid{::getpid()}, path))
+      return;
     const auto folder = nearest_place(path.substr(0, path.rfind('/')));
     const auto system = proc::file_system_of(pid, link);
     if ((folder && (folder->attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0) ||

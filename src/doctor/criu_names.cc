@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <map>
 #include <optional>
@@ -32,8 +33,16 @@ constexpr Kind kRenamed{"renamed-socket", Severity::kYellow,
 constexpr std::size_t kLongestGone = 103;  // seen; CRIU puts something behind it
 constexpr std::size_t kMostNames = 10000;  // of a directory
 
+// Not by the device: the kernel tells that of the file system, and stat(2) another one on btrfs.
 bool is_that(const struct stat& info, const proc::UnixPlace& place) {
-  return info.st_ino == place.inode && info.st_dev == place.device;
+  return S_ISSOCK(info.st_mode) && info.st_ino == place.inode;
+}
+
+// Its names are those that we see.
+bool has_our_root(Pid pid) {
+  const auto theirs = proc::known_status(fmt::format("/proc/{}/root", pid.value));
+  const auto ours = proc::known_status("/");
+  return theirs && ours && theirs->st_dev == ours->st_dev && theirs->st_ino == ours->st_ino;
 }
 
 // Another name of the file in the same directory; empty if it has none there.
@@ -69,7 +78,10 @@ void probe_socket_names(Facts& facts, const Processes& processes, Signs& out) {
     const auto holder = holders.find(socket.inode);
     if (holder == holders.end() || !socket.path.starts_with('/') || facts.is_over()) continue;
     const Pid pid = holder->second;
-    if (!facts.has_our_namespace(pid, "mnt") || proc::leads_over_served(pid, socket.path)) continue;
+    if (!facts.has_our_namespace(pid, "mnt") || !has_our_root(pid) ||
+        !proc::is_on_this_machine(socket.path) ||
+        proc::leads_over_served(Pid{::getpid()}, socket.path))
+      continue;
     if (socket.path.size() >= sizeof(sockaddr_un::sun_path)) {
       out.add(pid, kLongName, socket.path);
       continue;
@@ -78,9 +90,10 @@ void probe_socket_names(Facts& facts, const Processes& processes, Signs& out) {
     const auto place = places->find(socket.inode);
     if (place == places->end()) continue;
     struct stat info {};
-    const bool has_it = ::lstat(socket.path.c_str(), &info) == 0 && is_that(info, place->second);
+    const bool has_one = ::lstat(socket.path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+    const bool has_it = has_one && is_that(info, place->second);
     if (has_it && info.st_nlink < 2) continue;
-    if (!has_it && socket.path.size() > kLongestGone) out.add(pid, kLongName, socket.path);
+    if (!has_one && socket.path.size() > kLongestGone) out.add(pid, kLongName, socket.path);
     const auto other = other_name(socket.path, place->second);
     if (!other.empty()) out.add(pid, kRenamed, fmt::format("{}, bound as {}", other, socket.path));
   }

@@ -32,11 +32,13 @@
 
 #include "base/fd.h"
 #include "base/listing.h"
+#include "base/scope_guard.h"
 #include "base/threads.h"
 #include "base/units.h"
 #include "checkpoint/inherited_files.h"
 #include "doctor/criu_checks.h"
 #include "doctor/inotify_watches.h"
+#include "proc/mounts.h"
 #include "proc/process_file.h"
 #include "proc/served_files.h"
 #include "proc/tcp_connections.h"
@@ -300,7 +302,7 @@ bool knows_huge_pages(std::uint64_t page) {
 // module is given by the kernel.
 std::vector<std::string> attributes_of(Pid pid, const std::string& link) {
   std::vector<std::string> out;
-  if (proc::is_served(pid, link)) return out;
+  if (proc::is_served(pid, link) || !proc::answers(pid, link)) return out;
   std::array<char, 4096> names{};
   const ssize_t size = ::listxattr(link.c_str(), names.data(), names.size());
   for (ssize_t at = 0; at < size; at += static_cast<ssize_t>(out.back().size()) + 1)
@@ -777,6 +779,7 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       const CriuOptions& options, bool simulated,
                                       std::span<const std::string> connected,
                                       const Interrupt& interrupt) {
+  const ScopeGuard forget([] { proc::forget_mounts(); });
   auto found = Search(procfs, members, options, simulated, connected, interrupt).run();
   const bool any_red = worst(found) == Severity::kRed;
   // Asked twice already.

@@ -134,7 +134,9 @@ class PipeSearch {
     const bool on_devpts = system && system->f_type == DEVPTS_SUPER_MAGIC;
     const std::string place = on_devpts ? link : fmt::format("/proc/{}/root/dev/pts", pid.value);
     // The process's root may be on any file system.
-    if (!on_devpts && proc::leads_over_served(pid, "/dev/pts")) return 0;
+    const bool is_ours = proc::answers(pid, fmt::format("/proc/{}/root", pid.value)) &&
+                         !proc::leads_over_served(pid, "/dev/pts");
+    if (!on_devpts && !is_ours) return 0;
     const auto info = proc::known_status(place);
     return info ? info->st_dev : 0;
   }

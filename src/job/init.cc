@@ -129,8 +129,7 @@ class Loop {
   }
 
  private:
-  // /dev/ptmx, where it is not a link or a node beside them but that of the instance of before,
-  // which is mounted there (LXC).
+  // LXC mounts the ptmx of the old devpts instance on /dev/ptmx: the new one is mounted over it.
   static bool opens_these_terminals() {
     struct stat link {};
     struct statfs system {};

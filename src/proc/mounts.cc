@@ -84,9 +84,27 @@ Result<std::vector<Mount>> mounts(const std::string& process, const std::string&
   return mounts_in(text);
 }
 
+namespace {
+
+struct KeptMounts {
+  std::mutex mutex;
+  LastMounts last;
+};
+KeptMounts& kept_mounts() {
+  static KeptMounts kept;
+  return kept;
+}
+
+}  // namespace
+
+void forget_mounts() {
+  auto& [mutex, last] = kept_mounts();
+  const std::lock_guard lock(mutex);
+  last = {};
+}
+
 std::shared_ptr<const std::vector<Mount>> known_mounts(Pid process) {
-  static std::mutex mutex;
-  static LastMounts last;
+  auto& [mutex, last] = kept_mounts();
   const std::string folder = fmt::format("/proc/{}", process.value);
   const ino_t space = number_of(folder + "/ns/mnt");
   const ino_t root = number_of(folder + "/root");

@@ -29,5 +29,7 @@ Result<std::vector<Mount>> mounts(const std::string& process, const std::string&
 // The same, read again only where the kernel says that some mount has changed: a process may have a
 // hundred thousand of them, and as many files on them. Null if they cannot be read.
 std::shared_ptr<const std::vector<Mount>> known_mounts(Pid process);
+// What is kept for that holds the namespace of the process that was asked for last.
+void forget_mounts();
 
 }  // namespace stasis::proc

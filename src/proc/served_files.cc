@@ -196,14 +196,20 @@ std::optional<std::uint64_t> mount_number(const std::string& link) {
 
 namespace {
 
-std::optional<Mount> mount_of(Pid process, const std::string& link) {
+std::optional<Mount> mount_with(Pid process, std::optional<std::uint64_t> number) {
   const auto all = known_mounts(process);
-  const auto number = mount_number(link);
   if (!all || !number) return std::nullopt;
   const auto mount = std::find_if(all->begin(), all->end(), [&](const Mount& one) {
     return static_cast<std::uint64_t>(one.id) == *number;
   });
   return mount == all->end() ? std::nullopt : std::optional(*mount);
+}
+
+// A process in a chroot does not see the mount of what lies around its root, which we may.
+std::optional<Mount> mount_of(Pid process, const std::string& link) {
+  const auto number = mount_number(link);
+  auto mount = mount_with(process, number);
+  return mount ? mount : mount_with(Pid{::getpid()}, number);
 }
 
 // Nothing is asked of those on this machine, as the process's mounts say.
@@ -241,6 +247,18 @@ bool is_served(Pid process, const std::string& link) {
   if (!info || !has_calls_of_its_system(*info) || is_kernels(info->st_dev)) return false;
   if (const auto mount = mount_of(process, link)) return is_served_type(process, mount->type);
   return is_served_system(ask(process, link));
+}
+
+bool is_on_this_machine(const std::string& path) {
+  const auto all = known_mounts(Pid{::getpid()});
+  const Mount* nearest = nullptr;
+  for (const Mount& mount : all ? *all : std::vector<Mount>()) {
+    const bool is_above =
+        mount.point == "/" || path == mount.point || path.starts_with(mount.point + "/");
+    if (is_above && (nearest == nullptr || mount.point.size() >= nearest->point.size()))
+      nearest = &mount;
+  }
+  return nearest != nullptr && (!may_be_far(nearest->type) || nearest->type == "overlay");
 }
 
 bool leads_over_served(Pid process, const std::string& path) {

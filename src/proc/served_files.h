@@ -25,12 +25,15 @@ namespace stasis::proc {
 
 // Is that descriptor of `process`, or what that link of its /proc leads to, a file or a directory
 // that a program may serve: of FUSE, of an overlay that a user of fewer rights may have mounted on
-// top of such (in a user namespace of his own), or of a file system that does not answer? Asks no
-// program, but where no mount of the process's namespace has the file.
+// top of such (in a user namespace of his own)? Where no mount of the process's or of ours has the
+// file, also of a file system that does not answer; no program is asked otherwise.
 bool is_served(Pid process, int descriptor);
 bool is_served(Pid process, const std::string& link);
 // May the way to that path, as the process sees it, lead over such a mount?
 bool leads_over_served(Pid process, const std::string& path);
+// Is that path of ours on a disk of this machine, or in its memory, as our mounts say? Asks
+// nothing.
+bool is_on_this_machine(const std::string& path);
 
 // May a file system of that type (Mount::type) be on another machine, or served by a program, or on
 // top of one that is?

@@ -6,7 +6,6 @@
 #include <linux/unix_diag.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/sysmacros.h>
 
 #include <array>
 #include <cerrno>
@@ -109,15 +108,13 @@ Result<std::map<std::uint64_t, std::uint32_t>> unix_backlogs() {
 
 Result<std::map<std::uint64_t, UnixPlace>> unix_places() {
   std::map<std::uint64_t, UnixPlace> out;
-  STASIS_TRY(ask(
-      ~0U, UDIAG_SHOW_VFS, [&](const unix_diag_msg& socket, unsigned type, std::string_view value) {
-        unix_diag_vfs place{};
-        if (type != UNIX_DIAG_VFS || value.size() < sizeof place) return;
-        std::memcpy(&place, value.data(), sizeof place);
-        // The kernel's own form of a device number: 12 and 20 bits.
-        const auto device = makedev(place.udiag_vfs_dev >> 20, place.udiag_vfs_dev & 0xfffff);
-        out.insert({socket.udiag_ino, {place.udiag_vfs_ino, device}});
-      }));
+  STASIS_TRY(ask(~0U, UDIAG_SHOW_VFS,
+                 [&](const unix_diag_msg& socket, unsigned type, std::string_view value) {
+                   unix_diag_vfs place{};
+                   if (type != UNIX_DIAG_VFS || value.size() < sizeof place) return;
+                   std::memcpy(&place, value.data(), sizeof place);
+                   out.insert({socket.udiag_ino, {place.udiag_vfs_ino}});
+                 }));
   return out;
 }
 

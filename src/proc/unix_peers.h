@@ -25,7 +25,6 @@ Result<std::map<std::uint64_t, std::uint32_t>> unix_backlogs();
 // The file of a unix socket that is bound to a name.
 struct UnixPlace {
   std::uint64_t inode = 0;
-  std::uint64_t device = 0;  // as stat(2) has it
 };
 // By the inode number of each such socket of this process's network namespace. kIo, kNotPermitted.
 Result<std::map<std::uint64_t, UnixPlace>> unix_places();

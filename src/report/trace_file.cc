@@ -77,10 +77,13 @@ Result<void> write_file(const std::string& path, const std::string& text, int ho
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t written = ::write(file.get(), text.data() + done, text.size() - done);
     pollfd look{file.get(), POLLOUT, 0};
+    if (written == 0) errno = EIO;
     if (written > 0)
       done += static_cast<std::size_t>(written);
     else if (errno == EAGAIN && ::poll(&look, 1, kLongest) == 0)
-      return fail(ErrorCode::kIo, fmt::format("cannot write {}: no program reads that pipe", path),
+      return fail(ErrorCode::kIo,
+                  fmt::format("cannot write {}: no program has read from it for {} s", path,
+                              kLongest / 1000),
                   "read it, or name a file");
     else if (errno != EAGAIN && errno != EINTR)
       return fail(errno_error("cannot write " + path, errno));

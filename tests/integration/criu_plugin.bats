@@ -797,6 +797,29 @@ start_ranks() {
   restored_verifies 3
 }
 
+@test "what one process alone has inherited can leave once the driver has restored it" {
+  export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M
+  TARGET_STATUS=$BATS_TEST_TMPDIR/orphans TARGET_LOG=$BATS_TEST_TMPDIR/orphans.log
+  (LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so \
+    exec_on_gpu setsid python3 -S "$BATS_TEST_DIRNAME/../gpu/orphans.py" "$TARGET_STATUS" ends 1) </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  at_end_kill "$TARGET"
+  wait_until 60 target_is_up
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_goes_on
+  dump_target --network-lock skip
+  restore_target
+  target_goes_on
+  for _ in 1 2; do
+    done_by suspend "$TARGET"
+    done_by resume "$TARGET"
+    target_goes_on
+  done
+}
+
 @test "ranks that share memory of the host's, too, also if the dump fails at any step" {
   local fault
   start_ranks 2 --of-host
