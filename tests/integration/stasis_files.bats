@@ -545,6 +545,11 @@ os.wait()"
     assert_contains "$err" "$what"
   done
   rm -r "$image"
+  start_python "import resource, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+for _ in range(3): os.kill(os.getpid(), signal.SIGRTMIN)
+resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, 1000))"
+  dump_refused signal-limit
   start_python "import socket
 os.chdir(os.path.dirname(sys.argv[1]))
 one = socket.socket(socket.AF_UNIX)
