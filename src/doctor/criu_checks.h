@@ -82,7 +82,6 @@ struct GuardedMemory {
   std::string sealed;
   std::string keyed;
   std::string provided;  // by a userfaultfd
-  std::string writable;  // shared, of memfd_create, and not to be written now, but by mprotect
 };
 GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(Facts& facts, const Processes& processes, Signs& out);

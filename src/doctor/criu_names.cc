@@ -2,7 +2,6 @@
 // name by which the program had bound it, makes that name anew where it is gone, and removes it
 // again. One that was renamed since is reached by neither.
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -34,8 +33,8 @@ constexpr std::size_t kLongestGone = 103;  // seen; CRIU puts something behind i
 constexpr std::size_t kMostNames = 10000;  // of a directory
 
 // Not by the device: the kernel tells that of the file system, and stat(2) another one on btrfs.
-bool is_that(const struct stat& info, const proc::UnixPlace& place) {
-  return S_ISSOCK(info.st_mode) && info.st_ino == place.inode;
+bool is_that(const struct stat& info, std::uint64_t inode) {
+  return S_ISSOCK(info.st_mode) && info.st_ino == inode;
 }
 
 // Its names are those that we see.
@@ -46,15 +45,15 @@ bool has_our_root(Pid pid) {
 }
 
 // Another name of the file in the same directory; empty if it has none there.
-std::string other_name(const std::string& bound, const proc::UnixPlace& place) {
+std::string other_name(const std::string& bound, std::uint64_t inode) {
   const std::string folder = bound.substr(0, bound.rfind('/'));
   const auto names = list_open(folder.empty() ? "/" : folder);
   std::size_t seen = 0;
   while (const dirent* entry = names && ++seen < kMostNames ? ::readdir(names.get()) : nullptr) {
     struct stat info {};
     const std::string path = fmt::format("{}/{}", folder, entry->d_name);
-    if (entry->d_ino == place.inode && path != bound && ::lstat(path.c_str(), &info) == 0 &&
-        is_that(info, place))
+    if (entry->d_ino == inode && path != bound && ::lstat(path.c_str(), &info) == 0 &&
+        is_that(info, inode))
       return path;
   }
   return {};
@@ -73,7 +72,7 @@ void probe_socket_names(Facts& facts, const Processes& processes, Signs& out) {
   if (holders.empty()) return;
   const auto sockets = facts.procfs().unix_sockets(processes.front().pid);
   if (!sockets) return;
-  std::optional<std::map<std::uint64_t, proc::UnixPlace>> places;
+  std::optional<std::map<std::uint64_t, std::uint64_t>> names;
   for (const proc::UnixSocket& socket : *sockets) {
     const auto holder = holders.find(socket.inode);
     if (holder == holders.end() || !socket.path.starts_with('/') || facts.is_over()) continue;
@@ -86,15 +85,15 @@ void probe_socket_names(Facts& facts, const Processes& processes, Signs& out) {
       out.add(pid, kLongName, socket.path);
       continue;
     }
-    if (!places) places = proc::unix_places().value_or(std::map<std::uint64_t, proc::UnixPlace>());
-    const auto place = places->find(socket.inode);
-    if (place == places->end()) continue;
+    if (!names) names = proc::unix_names().value_or(std::map<std::uint64_t, std::uint64_t>());
+    const auto name = names->find(socket.inode);
+    if (name == names->end()) continue;
     struct stat info {};
     const bool has_one = ::lstat(socket.path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
-    const bool has_it = has_one && is_that(info, place->second);
+    const bool has_it = has_one && is_that(info, name->second);
     if (has_it && info.st_nlink < 2) continue;
     if (!has_one && socket.path.size() > kLongestGone) out.add(pid, kLongName, socket.path);
-    const auto other = other_name(socket.path, place->second);
+    const auto other = other_name(socket.path, name->second);
     if (!other.empty()) out.add(pid, kRenamed, fmt::format("{}, bound as {}", other, socket.path));
   }
 }

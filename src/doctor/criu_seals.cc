@@ -2,15 +2,16 @@
 // key (pkey_mprotect), or provides the pages of (userfaultfd), which CRIU 4.2.1 restores without.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
 #include "proc/process_file.h"
@@ -54,13 +55,33 @@ bool kernel_has_keys() {
 // looks at each page before it tells a mapping's flags (8 ms for a GiB of small ones).
 bool kernel_seals() { return ::syscall(kMseal, 0, 0, 0) == 0; }
 
-// "7f0000000000-7f0000010000"
-bool is_sealed_file(Pid pid, const std::string& mapping) {
-  if (mapping.empty()) return false;
-  const std::string link = fmt::format("/proc/{}/map_files/{}", pid.value, mapping);
-  const auto file = open_checked(AT_FDCWD, link, O_RDONLY, &is_memory_file);
+// Is what is mapped there sealed against writing, and its file open for that? The link has the
+// file's mode, and not the mapping's: since Linux 6.7 a seal takes the right to write (" mw" of
+// smaps) from a mapping that is made after it, as a file open for reading alone does.
+bool is_sealed_file(Pid pid, const proc::Mapping& mapping) {
+  // The link is in the process's memory, which it may keep.
+  const auto may_write = call_within(pid, [link = proc::link_of_mapping(pid, mapping)] {
+    struct stat info {};
+    return ::lstat(link.c_str(), &info) == 0 && (info.st_mode & S_IWUSR) != 0;
+  });
+  if (!may_write.value_or(false)) return false;
+  const proc::MappedFile mapped(pid, mapping);
+  const auto file = open_checked(AT_FDCWD, mapped.link(), O_RDONLY, &is_memory_file);
   const int seals = file ? ::fcntl(file->get(), F_GET_SEALS) : 0;
   return seals > 0 && (seals & F_SEAL_WRITE) != 0;
+}
+
+// Needs no walk of page tables, so that it is looked for on each kernel.
+void probe_sealed_files(Pid pid, const std::vector<proc::Mapping>& mappings, Signs& out) {
+  for (const proc::Mapping& mapping : mappings) {
+    const std::string& how = mapping.permissions;
+    if (!mapping.path.starts_with("/memfd:") || !how.ends_with('s') ||
+        how.find('w') != std::string::npos)
+      continue;
+    if (!is_sealed_file(pid, mapping)) continue;
+    out.add(pid, kSealedFile, mapping.path);
+    return;
+  }
 }
 
 }  // namespace
@@ -68,19 +89,14 @@ bool is_sealed_file(Pid pid, const std::string& mapping) {
 GuardedMemory guarded_memory(std::istream& smaps) {
   GuardedMemory out;
   std::string mapping;
-  std::string head;
   for (std::string line; std::getline(smaps, line);) {
     // Those of a mapping begin with a capital letter, and its own with a number in hexadecimal.
     if (!line.empty() && (line.front() < 'A' || line.front() > 'Z')) {
-      head = line;
       mapping = line.substr(0, line.find(' '));
     }
     if (line.starts_with("VmFlags:")) {
       const auto has = [&](const char* flag) { return line.find(flag) != std::string::npos; };
       if (out.sealed.empty() && has(" sl")) out.sealed = mapping;
-      if (out.writable.empty() && has(" sh") && has(" mw") && !has(" wr") &&
-          head.find("/memfd:") != std::string::npos)
-        out.writable = mapping;
       if (out.provided.empty() && (has(" um") || has(" uw") || has(" ui"))) out.provided = mapping;
     }
     constexpr std::string_view kKey = "ProtectionKey:";
@@ -91,25 +107,16 @@ GuardedMemory guarded_memory(std::istream& smaps) {
   return out;
 }
 
-// Such memory by its permissions, which cost no walk of page tables.
-bool may_have_sealed_files(const std::vector<proc::Mapping>* mappings) {
-  return mappings == nullptr ||
-         std::any_of(mappings->begin(), mappings->end(), [](const proc::Mapping& mapping) {
-           return mapping.permissions.size() > 3 && mapping.permissions[1] != 'w' &&
-                  mapping.permissions[3] == 's' && mapping.path.starts_with("/memfd:");
-         });
-}
-
 void probe_seals(Facts& facts, const Processes& processes, Signs& out) {
   static const bool guarding = kernel_seals() || kernel_has_keys();
   for (const proc::ProcessInfo& info : processes) {
-    if (!guarding && !may_have_sealed_files(facts.mappings(info.pid).get())) continue;
+    if (const auto mappings = facts.mappings(info.pid))
+      probe_sealed_files(info.pid, *mappings, out);
+    if (!guarding) continue;
     proc::ProcessText file(info.pid, "smaps");
     const GuardedMemory guarded = guarded_memory(file);
     if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);
     if (!guarded.keyed.empty()) out.add(info.pid, kKeyed, guarded.keyed);
-    if (is_sealed_file(info.pid, guarded.writable))
-      out.add(info.pid, kSealedFile, guarded.writable);
     if (!guarded.provided.empty()) out.add(info.pid, kProvided, guarded.provided);
   }
 }

@@ -66,6 +66,8 @@ struct LastMounts {
   std::shared_ptr<const std::vector<Mount>> mounts;
 };
 
+constexpr std::size_t kMostText = std::size_t{64} << 20;
+
 ino_t number_of(const std::string& link) {
   struct statx info {};
   const bool known = ::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_INO, &info) == 0;
@@ -115,7 +117,7 @@ std::shared_ptr<const std::vector<Mount>> known_mounts(Pid process) {
   last = {};
   auto file = open_file(AT_FDCWD, folder + "/mountinfo", O_RDONLY);
   if (!file) return nullptr;
-  const auto text = read_file(AT_FDCWD, folder + "/mountinfo");
+  const auto text = read_file(*file, folder + "/mountinfo", kMostText);
   if (!text) return nullptr;
   last = {process, std::move(*file), space, root,
           std::make_shared<const std::vector<Mount>>(mounts_in(*text))};

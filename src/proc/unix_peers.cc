@@ -106,14 +106,14 @@ Result<std::map<std::uint64_t, std::uint32_t>> unix_backlogs() {
   return out;
 }
 
-Result<std::map<std::uint64_t, UnixPlace>> unix_places() {
-  std::map<std::uint64_t, UnixPlace> out;
+Result<std::map<std::uint64_t, std::uint64_t>> unix_names() {
+  std::map<std::uint64_t, std::uint64_t> out;
   STASIS_TRY(ask(~0U, UDIAG_SHOW_VFS,
                  [&](const unix_diag_msg& socket, unsigned type, std::string_view value) {
                    unix_diag_vfs place{};
                    if (type != UNIX_DIAG_VFS || value.size() < sizeof place) return;
                    std::memcpy(&place, value.data(), sizeof place);
-                   out.insert({socket.udiag_ino, {place.udiag_vfs_ino}});
+                   out.insert({socket.udiag_ino, place.udiag_vfs_ino});
                  }));
   return out;
 }

@@ -22,11 +22,8 @@ Result<std::map<std::uint64_t, UnixPeer>> unix_peers();
 // many connections may wait (listen(2)). kIo, kNotPermitted.
 Result<std::map<std::uint64_t, std::uint32_t>> unix_backlogs();
 
-// The file of a unix socket that is bound to a name.
-struct UnixPlace {
-  std::uint64_t inode = 0;
-};
-// By the inode number of each such socket of this process's network namespace. kIo, kNotPermitted.
-Result<std::map<std::uint64_t, UnixPlace>> unix_places();
+// By the inode number of each unix socket of this process's network namespace that is bound to a
+// name: that of the file which the name leads to. kIo, kNotPermitted.
+Result<std::map<std::uint64_t, std::uint64_t>> unix_names();
 
 }  // namespace stasis::proc

@@ -441,7 +441,21 @@ memory = os.memfd_create('memory', os.MFD_ALLOW_SEALING)
 os.ftruncate(memory, 4096)
 fcntl.fcntl(memory, 1033, 8)  # F_ADD_SEALS, F_SEAL_WRITE
 mapped = mmap.mmap(memory, 4096, mmap.MAP_SHARED, mmap.PROT_READ)"
-  if grep -q "mw.* sh\|sh.* mw" <(grep -A 25 memfd:memory "/proc/$TARGET/smaps"); then dump_refused sealed-file; fi
+  dump_refused sealed-file
+  # By a descriptor that cannot write it is restored.
+  start_python "import fcntl
+memory = os.memfd_create('memory', os.MFD_ALLOW_SEALING)
+os.write(memory, b'content'.ljust(4096))
+fcntl.fcntl(memory, 1033, 8)  # F_ADD_SEALS, F_SEAL_WRITE
+reader = os.open(f'/proc/self/fd/{memory}', os.O_RDONLY)
+os.close(memory)
+mapped = mmap.mmap(reader, 4096, mmap.MAP_SHARED, mmap.PROT_READ)
+while child.poll() is None:
+    open(here + '.value', 'a').write(f'{mapped[:7]}\\n'); time.sleep(0.02)"
+  dump_it
+  restore_it
+  target_goes_on
+  says_value "b'content'"
 }
 
 @test "a deleted file that is open through two mounts, which CRIU cannot make again, is refused before" {
