@@ -43,21 +43,6 @@ constexpr std::array<std::string_view, 12> kNear{"ext2",      "ext3",     "ext4"
                                                  "btrfs",     "f2fs",     "tmpfs",    "ramfs",
                                                  "hugetlbfs", "squashfs", "devtmpfs", "erofs"};
 
-// Of the mounts of that process the one of a descriptor; nullopt if it is on none of them.
-std::optional<Mount> mount_of(Pid process, int descriptor) {
-  constexpr std::string_view kKey = "mnt_id:";
-  const auto info =
-      read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", process.value, descriptor));
-  const auto all = known_mounts(process);
-  const std::size_t at = info ? info->find(kKey) : std::string::npos;
-  if (at == std::string::npos || !all) return std::nullopt;
-  const int id = std::atoi(info->c_str() + at + kKey.size());
-  const auto mount =
-      std::find_if(all->begin(), all->end(), [&](const Mount& one) { return one.id == id; });
-  if (mount == all->end()) return std::nullopt;
-  return *mount;
-}
-
 // Whether a user with fewer rights than ours may have mounted what the process sees: its mounts
 // belong to a user namespace below ours. One above ours the kernel does not name (EPERM).
 bool has_users_mounts(Pid process) {
@@ -184,17 +169,22 @@ Asked ask_by_a_child(const std::string& link) {
   return forget(*told);
 }
 
+// Of the file that a link of /proc leads to. Linux before 5.8 tells it of descriptors alone.
 std::optional<std::uint64_t> mount_number(const std::string& link) {
   struct statx info {};
-  if (::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_MNT_ID, &info) != 0 ||
-      (info.stx_mask & STATX_MNT_ID) == 0)
-    return std::nullopt;
-  return info.stx_mnt_id;
+  if (::statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_MNT_ID, &info) == 0 &&
+      (info.stx_mask & STATX_MNT_ID) != 0)
+    return info.stx_mnt_id;
+  constexpr std::string_view kDescriptors = "/fd/";
+  constexpr std::string_view kKey = "mnt_id:";
+  const std::size_t at = link.rfind(kDescriptors);
+  if (at == std::string::npos) return std::nullopt;
+  const auto told =
+      read_file(AT_FDCWD, std::string(link).replace(at, kDescriptors.size(), "/fdinfo/"));
+  const std::size_t key = told ? told->find(kKey) : std::string::npos;
+  if (key == std::string::npos) return std::nullopt;
+  return std::strtoull(told->c_str() + key + kKey.size(), nullptr, 10);
 }
-
-}  // namespace
-
-namespace {
 
 std::optional<Mount> mount_with(Pid process, std::optional<std::uint64_t> number) {
   const auto all = known_mounts(process);
@@ -235,11 +225,7 @@ bool is_served_system(const Asked& asked) {
 bool answers(Pid process, const std::string& link) { return ask(process, link).answers; }
 
 bool is_served(Pid process, int descriptor) {
-  const std::string link = fmt::format("/proc/{}/fd/{}", process.value, descriptor);
-  const auto info = known_status(link);
-  if (info && !has_calls_of_its_system(*info)) return false;
-  if (const auto mount = mount_of(process, descriptor)) return is_served_type(process, mount->type);
-  return is_served_system(ask(process, link));
+  return is_served(process, fmt::format("/proc/{}/fd/{}", process.value, descriptor));
 }
 
 bool is_served(Pid process, const std::string& link) {

@@ -5,16 +5,18 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import statistics
 import struct
 import sys
+import tempfile
 import termios
 import time
 
 from . import case_torch
 from .case_devices import holders, mebibytes
-from .core import Failure, case, expect, expect_equal
+from .core import Failure, Skip, case, expect, expect_equal
 from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-workload", "criu", "root")
@@ -105,6 +107,57 @@ def memory_preempted(machine):
     target = start(machine, "preempted", workload(machine, "--size", size, "--pause-ms", "50"), "--on-signal", "USR1")
     target.wait_for(lambda: target.rounds() > last, "round after the last restore", 180)
     return {**figures, "size": size, "note": f"{size}: {told(figures)}; {target.finish()} rounds verified"}
+
+
+@case("job.without_root", needs=NEEDS)
+def without_root(machine):
+    """A job in a user namespace, of another user than root, is preempted and goes on; then root restores its image."""
+    unshare = shutil.which("unshare")
+    setpriv = shutil.which("setpriv")
+    if not unshare or not setpriv:
+        raise Skip("no unshare(1) or no setpriv(1)")
+    user = [setpriv, "--reuid", "65533", "--regid", "65533", "--clear-groups", unshare, "--user", "--map-root-user"]
+    if machine.run(*user, "true").status != 0:
+        raise Skip("no user namespaces for other users")
+    # Without CAP_SYS_RESOURCE root is told to restore it as the user.
+    with open("/proc/self/status", encoding="ascii") as file:
+        effective = int(next(line for line in file if line.startswith("CapEff:")).split()[1], 16)
+    ways = (user, []) if effective >> 24 & 1 else (user,)
+    figures = {}
+    for size in ("1M", "64M") if machine.simulated else ("1M", "64M", "1G"):
+        own = tempfile.mkdtemp(prefix="stasis-user-")  # our work folder is root's alone
+        os.chown(own, 65533, 65533)
+        command = [machine.program("stasis-workload"), "memory", "--status", os.path.join(own, "status"), "--size", size,
+                   "--pause-ms", "50"]
+        env = {"STASIS_STATE_DIR": os.path.join(own, "state"), "HOME": own, "XDG_RUNTIME_DIR": "",
+               "STASIS_SIM_DIR": os.path.join(own, "gpus")}
+        for name in ("state", "gpus"):
+            os.mkdir(os.path.join(own, name), 0o700)
+            os.chown(os.path.join(own, name), 65533, 65533)
+
+        def begin(words, by, own=own, command=command, env=env):
+            target = Target(machine, [*by, machine.program("stasis"), "run", "--images-dir", os.path.join(own, "images"),
+                                      *words, "--", *command], f"user-{os.path.basename(own)}",
+                            {**machine.target_env(), **(env if by else {"STASIS_SIM_DIR": env["STASIS_SIM_DIR"]})})
+            target.status_file = os.path.join(own, "status")
+            return target
+        target = begin([], user)
+        target.wait_rounds(2, timeout=120)
+        saved, back = [], []
+        for by in ways:
+            saved.append(preempt(machine, target))
+            before, since = target.rounds(), time.monotonic()
+            target = begin([], by)
+            target.wait_for(lambda of=target, least=before: of.rounds() > least, "round after the restore", 180)
+            back.append(round(time.monotonic() - since, 3))
+        os.kill(target.pid, signal.SIGINT)
+        target.wait_ended(120)
+        shutil.rmtree(own)
+        figures[size] = {"saved_seconds": saved, "back_seconds": back}
+    figures["note"] = "; ".join(f"{size}: gone in {one['saved_seconds']} s, back in {one['back_seconds']} s"
+                                for size, one in figures.items())
+    figures["note"] += "" if len(ways) == 2 else " (for the user alone: root has no CAP_SYS_RESOURCE here)"
+    return figures
 
 
 def training_preempted(machine, *arguments):
