@@ -641,6 +641,7 @@ start_loader() {
 has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_event' && grep -q nvidiactl "/proc/$1/maps"; }
 
 @test "workers that were forked from a process with CUDA are dumped and restored with it" {
+  need_root "CRIU"
   start_loader
   has_device_files "${CHILDREN[0]}"
   dump_it
@@ -672,6 +673,7 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
 }
 
 @test "such workers go on after a dump that leaves the program running, and can be dumped again" {
+  need_root "CRIU"
   start_loader
   local numbers
   numbers=$(ls "/proc/${CHILDREN[0]}/fd")
@@ -686,6 +688,7 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
 }
 
 @test "such workers can be dumped after a suspend, or while the program is suspended" {
+  need_root "CRIU"
   start_loader
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
@@ -710,6 +713,7 @@ has_device_files() { ls -l "/proc/$1/fd" | grep -qE 'userfaultfd|landlock|perf_e
 }
 
 @test "a dump that fails, or is killed, keeps no later one from such workers" {
+  need_root "CRIU"
   start_loader
   kill -STOP "${CHILDREN[0]}"
   refused 7 busy dump "$TARGET" --images-dir "$image"
