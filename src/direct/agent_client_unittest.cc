@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -242,10 +243,13 @@ TEST(AgentClient, CountsPiecesOnceAndWaitsOnceForAll) {
 }
 
 // To close it would wait for its server, and no signal ends that.
-TEST(AgentClient, TakesNoFileThatAnotherUsersProgramServes) {
-  const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
+class AgentClientServed : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(AgentClient, AgentClientServed, testing::Bool());
+TEST_P(AgentClientServed, TakesNoFileThatAnotherUsersProgramServes) {
+  const FakeAgent agent(kAgentSeals, [is_detached = GetParam()](ControlPage& page) {
     static pid_t server = 0;
     static const int file = fakes::open_served_file(server);
+    if (is_detached) ::umount2("/mnt", MNT_DETACH);
     page.cu_result = 0;
     page.content_id[0] = static_cast<std::uint64_t>(file);
     page.content_id[1] = static_cast<std::uint64_t>(server);

@@ -205,7 +205,7 @@ std::optional<Mount> mount_of(Pid process, const std::string& link) {
 // Nothing is asked of those on this machine, as the process's mounts say.
 Asked ask(Pid process, const std::string& link) {
   const auto info = known_status(link);
-  if (!info || is_kernels(info->st_dev)) return {};
+  if (info && is_kernels(info->st_dev)) return {};
   const auto mount = mount_of(process, link);
   if (mount && !may_be_far(mount->type)) return {};
   return ask_by_a_child(link);
@@ -229,8 +229,9 @@ bool is_served(Pid process, int descriptor) {
 }
 
 bool is_served(Pid process, const std::string& link) {
+  // Who serves files may keep our user from asking what one is (EACCES).
   const auto info = known_status(link);
-  if (!info || !has_calls_of_its_system(*info) || is_kernels(info->st_dev)) return false;
+  if (info && (!has_calls_of_its_system(*info) || is_kernels(info->st_dev))) return false;
   if (const auto mount = mount_of(process, link)) return is_served_type(process, mount->type);
   return is_served_system(ask(process, link));
 }
