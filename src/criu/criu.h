@@ -99,6 +99,9 @@ class Criu {
   // was named (the first two) must work. kCriuMissing, kCriuTooOld.
   static Result<Criu> find(const std::optional<std::string>& explicit_path = std::nullopt);
 
+  // Whether this user may dump anything by this criu: with a capability of its own, or of criu's
+  // file. kNotPermitted, before anything is touched.
+  Result<void> may_dump() const;
   // Whether this user may restore anything here: a job whose images could only be restored
   // elsewhere is not to be begun. kNotPermitted, naming what is missing.
   static Result<void> may_restore();

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -195,6 +197,23 @@ std::uint64_t Criu::capabilities_to_restore() {
   const bool clocks = ::access("/proc/self/ns/time", F_OK) == 0;
   return bit(CAP_SYS_ADMIN) | bit(CAP_SETPCAP) | bit(CAP_NET_ADMIN) | bit(CAP_SYS_CHROOT) |
          (clocks ? bit(CAP_SYS_TIME) : 0);
+}
+
+Result<void> Criu::may_dump() const {
+  STASIS_TRY_ASSIGN(const auto ours, proc::ProcFs().effective_capabilities());
+  constexpr std::uint64_t kEither =
+      std::uint64_t{1} << CAP_SYS_ADMIN | std::uint64_t{1} << CAP_CHECKPOINT_RESTORE;
+  struct stat info {};
+  const bool is_set_id = ::stat(path_.c_str(), &info) == 0 && (info.st_mode & S_ISUID) != 0;
+  if ((ours & kEither) != 0 || is_set_id ||
+      ::getxattr(path_.c_str(), "security.capability", nullptr, 0) > 0)
+    return {};
+  return fail(ErrorCode::kNotPermitted,
+              fmt::format("user {} may not dump programs: neither CAP_SYS_ADMIN nor "
+                          "CAP_CHECKPOINT_RESTORE",
+                          ::geteuid()),
+              "run stasis as root (sudo), or see docs/without-root.md; in a container, start it "
+              "with --privileged");
 }
 
 Result<void> Criu::may_restore() {

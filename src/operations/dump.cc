@@ -175,6 +175,7 @@ class DumpRun {
     auto gpus = env_.driver.gpus();
     STASIS_TRY_ASSIGN(auto criu, search.get());
     criu_.emplace(std::move(criu));
+    STASIS_TRY(criu_->may_dump());
     STASIS_TRY_ASSIGN(gpus_, std::move(gpus));
     auto path = ImageWriter::probe(options_.images_dir, options_.overwrite);
     if (!path) return fail(no_directory(std::move(path.error())));
