@@ -24,6 +24,7 @@ using direct::ShareRole;
 using testing::HasSubstr;
 
 constexpr std::uint64_t kMiB = 1 << 20;
+// The processes have numbers that the kernel gives to none: they are looked at.
 
 Share owned(std::uint64_t service, std::uint64_t number, std::uint32_t open = 0) {
   return {ShareId{service, number}, 2 * kMiB, ShareRole::kOwner, open};
@@ -47,24 +48,25 @@ ErrorCode refused(const std::vector<ProcessShares>& processes, const std::string
 }
 
 TEST(Sharing, ThoseWhoHaveEachOthersMemoryGoTogether) {
-  const ProcessShares first{Pid{10}, 1000, {owned(1, 1), imported(2, 1), imported(2, 2)}};
-  const ProcessShares second{Pid{11}, 1000, {owned(2, 1), owned(2, 2), imported(1, 1)}};
-  const ProcessShares third{Pid{12}, 1000, {imported(1, 1), imported(2, 2)}};
+  const ProcessShares first{Pid{5000010}, 1000, {owned(1, 1), imported(2, 1), imported(2, 2)}};
+  const ProcessShares second{Pid{5000011}, 1000, {owned(2, 1), owned(2, 2), imported(1, 1)}};
+  const ProcessShares third{Pid{5000012}, 1000, {imported(1, 1), imported(2, 2)}};
   EXPECT_TRUE(check_sharing({first, second, third}));
   EXPECT_TRUE(check_sharing({}));
   EXPECT_TRUE(any_imports({first}));
-  EXPECT_FALSE(any_imports({{Pid{10}, 1000, {owned(1, 1)}}}));
+  EXPECT_FALSE(any_imports({{Pid{5000010}, 1000, {owned(1, 1)}}}));
 }
 
 TEST(Sharing, WhatAProcessHasImportedIsOfOneAmongThem) {
-  const ProcessShares importer{Pid{10}, 1000, {imported(2, 1), imported(2, 2), imported(1, 1)}};
-  const ProcessShares owner{Pid{11}, 1000, {owned(2, 1)}};
-  EXPECT_EQ(refused({importer, owner}, "process 10 has imported 2 pieces (4.00 MiB)"),
+  const ProcessShares importer{
+      Pid{5000010}, 1000, {imported(2, 1), imported(2, 2), imported(1, 1)}};
+  const ProcessShares owner{Pid{5000011}, 1000, {owned(2, 1)}};
+  EXPECT_EQ(refused({importer, owner}, "process 5000010 has imported 2 pieces (4.00 MiB)"),
             ErrorCode::kNotSupported);
   EXPECT_EQ(refused({importer, owner}, "of a process that is not to be found"),
             ErrorCode::kNotSupported);
   // Nothing would help but another way to share it.
-  EXPECT_EQ(refused({{Pid{12}, 0, {kForeign}}}, "process 12 has 1 piece (1.00 MiB)"),
+  EXPECT_EQ(refused({{Pid{5000012}, 0, {kForeign}}}, "process 5000012 has 1 piece (1.00 MiB)"),
             ErrorCode::kNotSupported);
 }
 
@@ -74,8 +76,8 @@ TEST(Sharing, WhatHasNoOwnerAnyMoreIsInheritedByOne) {
     share.open = lost_owner ? direct::kOwnerLost : 0;
     return share;
   };
-  const std::vector<ProcessShares> two = {{Pid{10}, 1000, {orphan(2, 1), owned(1, 1)}},
-                                          {Pid{11}, 1000, {orphan(2, 1), orphan(2, 2)}}};
+  const std::vector<ProcessShares> two = {{Pid{5000010}, 1000, {orphan(2, 1), owned(1, 1)}},
+                                          {Pid{5000011}, 1000, {orphan(2, 1), orphan(2, 2)}}};
   const Owners owners = {{ShareId{1, 1}, 0}};
   EXPECT_EQ(find_heirs(two, owners), (Heirs{{ShareId{2, 1}, 0}, {ShareId{2, 2}, 1}}));
   EXPECT_TRUE(check_sharing(two));
@@ -83,15 +85,17 @@ TEST(Sharing, WhatHasNoOwnerAnyMoreIsInheritedByOne) {
   // Only one that still has it can.
   Share given_up = imported(2, 1);
   given_up.open = direct::kGivenUp;
-  EXPECT_EQ(find_heirs({{Pid{10}, 0, {given_up}}, {Pid{11}, 0, {orphan(2, 1)}}}, owners),
+  EXPECT_EQ(find_heirs({{Pid{5000010}, 0, {given_up}}, {Pid{5000011}, 0, {orphan(2, 1)}}}, owners),
             (Heirs{{ShareId{2, 1}, 1}}));
-  EXPECT_EQ(find_heirs({{Pid{10}, 0, {given_up}}}, owners), Heirs());
+  EXPECT_EQ(find_heirs({{Pid{5000010}, 0, {given_up}}}, owners), Heirs());
   // Its owner may live.
-  EXPECT_EQ(refused({{Pid{10}, 1000, {orphan(2, 1)}}, {Pid{11}, 1000, {orphan(2, 1, false)}}},
-                    "process 10 has imported 1 piece"),
-            ErrorCode::kNotSupported);
+  EXPECT_EQ(
+      refused({{Pid{5000010}, 1000, {orphan(2, 1)}}, {Pid{5000011}, 1000, {orphan(2, 1, false)}}},
+              "process 5000010 has imported 1 piece"),
+      ErrorCode::kNotSupported);
   // Of two users, of whom one may have forged it.
-  EXPECT_EQ(refused({{Pid{10}, 1000, {orphan(2, 1)}}, {Pid{11}, 0, {orphan(2, 1)}}}, "process 10"),
+  EXPECT_EQ(refused({{Pid{5000010}, 1000, {orphan(2, 1)}}, {Pid{5000011}, 0, {orphan(2, 1)}}},
+                    "process 5000010"),
             ErrorCode::kNotSupported);
 }
 
@@ -118,69 +122,73 @@ TEST(Sharing, TheOwnerOfManyPiecesIsLookedForOnce) {
 }
 
 TEST(Sharing, MemoryOfAnotherUserIsNotLent) {
-  const ProcessShares importer{Pid{10}, 0, {imported(2, 1)}};
-  EXPECT_EQ(refused({importer, {Pid{11}, 1000, {owned(2, 1)}}},
-                    "process 10 (user 0) has imported some of process 11 (user 1000)"),
+  const ProcessShares importer{Pid{5000010}, 0, {imported(2, 1)}};
+  EXPECT_EQ(refused({importer, {Pid{5000011}, 1000, {owned(2, 1)}}},
+                    "process 5000010 (user 0) has imported some of process 5000011 (user 1000)"),
             ErrorCode::kNotSupported);
   // An id stands in /proc/net/unix, so a user could claim what root has made.
-  EXPECT_EQ(refused({{Pid{10}, 1000, {imported(2, 1)}}, {Pid{11}, 0, {owned(2, 1)}}}, "process 10"),
+  EXPECT_EQ(refused({{Pid{5000010}, 1000, {imported(2, 1)}}, {Pid{5000011}, 0, {owned(2, 1)}}},
+                    "process 5000010"),
             ErrorCode::kNotSupported);
 }
 
 TEST(Sharing, TwoThatClaimTheSamePieceAreNotBelieved) {
-  EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1)}}, {Pid{11}, 0, {owned(1, 1)}}}, "10 and 11"),
-            ErrorCode::kInternal);
+  EXPECT_EQ(
+      refused({{Pid{5000010}, 0, {owned(1, 1)}}, {Pid{5000011}, 0, {owned(1, 1)}}}, "5000010 and 5000011"),
+      ErrorCode::kInternal);
 }
 
 TEST(Sharing, WhatIsOnItsWayMaySettle) {
-  const ProcessShares importer{Pid{11}, 0, {imported(1, 1)}};
+  const ProcessShares importer{Pid{5000011}, 0, {imported(1, 1)}};
   EXPECT_FALSE(may_settle({}));
-  EXPECT_FALSE(may_settle({{Pid{10}, 0, {owned(1, 1, 1)}}, importer}));
-  EXPECT_TRUE(may_settle({{Pid{10}, 0, {owned(1, 1, 2)}}, importer}));
-  EXPECT_TRUE(may_settle({{Pid{10}, 0, {owned(1, 2)}}, importer}));
+  EXPECT_FALSE(may_settle({{Pid{5000010}, 0, {owned(1, 1, 1)}}, importer}));
+  EXPECT_TRUE(may_settle({{Pid{5000010}, 0, {owned(1, 1, 2)}}, importer}));
+  EXPECT_TRUE(may_settle({{Pid{5000010}, 0, {owned(1, 2)}}, importer}));
   // What is forged does not get better.
-  EXPECT_FALSE(may_settle({{Pid{10}, 0, {owned(2, 1)}}, {Pid{12}, 0, {owned(2, 1)}}, importer}));
+  EXPECT_FALSE(
+      may_settle({{Pid{5000010}, 0, {owned(2, 1)}}, {Pid{5000012}, 0, {owned(2, 1)}}, importer}));
 }
 
 TEST(Sharing, WhatIsOpenElsewhereByIpcIsToldByTheOwner) {
-  const ProcessShares importer{Pid{11}, 0, {imported(1, 1)}};
-  EXPECT_TRUE(check_sharing({{Pid{10}, 0, {owned(1, 1, 1)}}, importer}));
-  EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1, 2)}}, importer}, "process 10 has made it"),
+  const ProcessShares importer{Pid{5000011}, 0, {imported(1, 1)}};
+  EXPECT_TRUE(check_sharing({{Pid{5000010}, 0, {owned(1, 1, 1)}}, importer}));
+  EXPECT_EQ(refused({{Pid{5000010}, 0, {owned(1, 1, 2)}}, importer}, "process 5000010 has made it"),
             ErrorCode::kNotSupported);
 }
 
 TEST(Sharing, WhatIsImportedElsewhereByDescriptorIsToldByTheOwner) {
-  const ProcessShares owner{Pid{10}, 0, {owned(1, 1), owned(1, 2), lends(1, 2)}};
-  const ProcessShares first{Pid{11}, 0, {imported(1, 1), imported(1, 2), holds(1)}};
-  const ProcessShares second{Pid{12}, 0, {imported(1, 2), holds(1)}};
+  const ProcessShares owner{Pid{5000010}, 0, {owned(1, 1), owned(1, 2), lends(1, 2)}};
+  const ProcessShares first{Pid{5000011}, 0, {imported(1, 1), imported(1, 2), holds(1)}};
+  const ProcessShares second{Pid{5000012}, 0, {imported(1, 2), holds(1)}};
   EXPECT_TRUE(check_sharing({owner, first, second}));
-  EXPECT_EQ(refused({owner, first}, "process 10 has made it"), ErrorCode::kNotSupported);
+  EXPECT_EQ(refused({owner, first}, "process 5000010 has made it"), ErrorCode::kNotSupported);
   EXPECT_TRUE(may_settle({owner, first}));
   EXPECT_FALSE(may_settle({owner, first, second}));
   // It gave all of it up, and its connection is about to end.
-  EXPECT_TRUE(check_sharing({owner, first, {Pid{12}, 0, {holds(1)}}}));
-  EXPECT_FALSE(any_imports({owner, {Pid{12}, 0, {holds(1)}}}));
+  EXPECT_TRUE(check_sharing({owner, first, {Pid{5000012}, 0, {holds(1)}}}));
+  EXPECT_FALSE(any_imports({owner, {Pid{5000012}, 0, {holds(1)}}}));
 }
 
 TEST(Sharing, WhatAnotherUsersProcessSaysHidesNoOther) {
   for (const Share& forged : {holds(1), imported(1, 1)}) {
-    const ProcessShares owner{Pid{10}, 1000, {owned(1, 1, 1), lends(1, 1)}};
+    const ProcessShares owner{Pid{5000010}, 1000, {owned(1, 1, 1), lends(1, 1)}};
     const std::vector<Share> real = {holds(1), imported(1, 1)};
-    EXPECT_TRUE(check_sharing({owner, {Pid{11}, 1000, real}}));
-    EXPECT_FALSE(check_sharing({owner, {Pid{11}, 1001, {forged}}}));
-    EXPECT_TRUE(may_settle({owner, {Pid{11}, 1001, {forged}}}));
+    EXPECT_TRUE(check_sharing({owner, {Pid{5000011}, 1000, real}}));
+    EXPECT_FALSE(check_sharing({owner, {Pid{5000011}, 1001, {forged}}}));
+    EXPECT_TRUE(may_settle({owner, {Pid{5000011}, 1001, {forged}}}));
   }
-  EXPECT_EQ(refused({{Pid{10}, 1000, {lends(1, 1)}}, {Pid{11}, 1001, {holds(1)}}},
-                    "process 10 has made it"),
+  EXPECT_EQ(refused({{Pid{5000010}, 1000, {lends(1, 1)}}, {Pid{5000011}, 1001, {holds(1)}}},
+                    "process 5000010 has made it"),
             ErrorCode::kNotSupported);
-  EXPECT_TRUE(check_sharing({{Pid{10}, 1000, {lends(1, 1)}}, {Pid{11}, 0, {holds(1)}}}));
+  EXPECT_TRUE(check_sharing({{Pid{5000010}, 1000, {lends(1, 1)}}, {Pid{5000011}, 0, {holds(1)}}}));
 }
 
 TEST(Sharing, WhatADeviceOrAnotherHostHasIsRefused) {
   const Share outside{ShareId{}, 2 * kMiB, ShareRole::kOutside, 0};
-  EXPECT_EQ(refused({{Pid{10}, 0, {owned(1, 1), outside, outside}}}, "process 10 has given out 2"),
+  EXPECT_EQ(refused({{Pid{5000010}, 0, {owned(1, 1), outside, outside}}},
+                    "process 5000010 has given out 2"),
             ErrorCode::kNotSupported);
-  EXPECT_FALSE(any_imports({{Pid{10}, 0, {outside}}}));
+  EXPECT_FALSE(any_imports({{Pid{5000010}, 0, {outside}}}));
 }
 
 }  // namespace

@@ -225,6 +225,7 @@ END
 heard() { python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
 
 @test "a program that closes the agent's descriptor while it is suspended or dumped is not lost" {
+  need_root "CRIU"
   local go=$BATS_TEST_TMPDIR/go verb
   for verb in "suspend --json" "dump --images-dir $BATS_TEST_TMPDIR/image"; do
     start_doing close-page-later "$go"
@@ -433,6 +434,7 @@ END
     done_by resume "$TARGET" --json
     target_goes_on
   done
+  need_root "CRIU, for the rest"
   dump_it
   gpu_is_free
   restore_it

@@ -264,6 +264,7 @@ path_in_ps() {
   in_state running
   capture stasis suspend "$TARGET" --path direct --json
   assert_equal "$(json '[(o["id"], o["pid"], o["override"]) for o in d["error"]["obstacles"]]')" "[('no-agent', $TARGET, None)]"
+  need_root "CRIU, for the rest"
   refused 8 not-supported dump "$TARGET" --path direct --images-dir "$image"
   no_image
   # A mover that dies is no reason to take the driver's path.

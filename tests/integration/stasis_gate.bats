@@ -327,6 +327,7 @@ let_page_go() {
   STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"
   in_state checkpointed
   (($(pieces_kept) > 0))
+  need_root "CRIU, for the rest"
   refused 6 wrong-state dump "$TARGET" --images-dir "$image"
   target_goes_on
   STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"

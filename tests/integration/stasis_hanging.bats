@@ -212,6 +212,7 @@ driver_is_idle() { ! held_up; }
   assert_equal "$(json 'str(d["notes"]).count("did nothing for")')" 1
   done_by resume "$TARGET"
   target_goes_on
+  need_root "CRIU, for the rest"
   takes driver dump "$TARGET" --leave-running --images-dir "$image"
   target_goes_on
   done_by suspend "$TARGET" --path direct

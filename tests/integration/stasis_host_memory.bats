@@ -113,6 +113,7 @@ END
   assert_contains "$(json 'd["notes"]')" "the driver's path is taken: cannot get 512 MiB of memory to copy through"
   done_by resume "$TARGET"
   target_goes_on
+  need_root "CRIU, for the rest"
   capture "${limited[@]}" dump "$TARGET" --ring 512M --images-dir "$image" --leave-running --json
   went driver
   assert_contains "$(json 'd["notes"]')" "512 MiB of memory to copy through"

@@ -131,6 +131,7 @@ was_never_asked() {
 }
 
 @test "the doctor says what holds of it" {
+  need_root "CRIU"
   start_managed
   done_by doctor "$TARGET" --json
   assert_equal "$(json '[f["light"] for f in d["processes"] if f["id"] == "managed-memory"]')" "['green']" "$out"

@@ -259,6 +259,7 @@ END
 }
 
 @test "a dump that leaves the program suspended has its memory copied before the driver is asked" {
+  need_root "CRIU"
   start_agent memory --size 24M
   done_by dump "$TARGET" --images-dir "$image" --leave-suspended --json
   went direct

@@ -515,6 +515,7 @@ restorable() {
 }
 
 @test "a restore that the memory cgroup has no room for is refused before a process is made" {
+  need_root "CRIU"
   start_target memory --size 128M
   done_by dump "$TARGET" --images-dir "$image"
   make_memory_cgroup $((100 << 20))

@@ -328,6 +328,7 @@ END
 
 # Its parent stands still, and does not end the others.
 @test "a rank that is killed while the job is dumped fails the dump: an image without it would be of no use" {
+  need_root "CRIU"
   local rc=0 tool
   start_ranks 2
   kill -STOP "$TARGET"

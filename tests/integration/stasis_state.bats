@@ -171,6 +171,7 @@ del k["processor_state"]; k["deny_new_code"] = 1 << 30'
 
 # CRIU takes the tiles from a thread that it stops, and does not save them.
 @test "a thread in the middle of a computation with AMX has its tiles after a refused dump and a suspend" {
+  need_root "CRIU"
   grep -qw amx_tile /proc/cpuinfo || skip "this processor has no AMX"
   start_script amx_tiles.py
   for way in "" --leave-running "--host-memory criu"; do

@@ -32,6 +32,9 @@ os.makedirs(os.environ["STASIS_SIM_DIR"])
 FAULTS = os.path.join(os.environ["STASIS_SIM_DIR"], "faults")
 
 
+needs_criu = unittest.skipUnless(os.geteuid() == 0, "needs root: CRIU")
+
+
 def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -152,11 +155,12 @@ def gpu_uuids():
 
 def held_up_count():
     """How many targets are in a call of the driver that a fault draws out (docs/simulated-driver.md)."""
+    ours = f"STASIS_SIM_DIR={os.environ['STASIS_SIM_DIR']}".encode()
     count = 0
     for path in glob.glob("/proc/[0-9]*/task/*/comm"):
         try:
-            with open(path, encoding="ascii", errors="replace") as file:
-                count += file.read() == "sim-held-up\n"
+            with open(path, "rb") as file, open(f"/proc/{path.split('/')[2]}/environ", "rb") as environment:
+                count += file.read() == b"sim-held-up\n" and ours in environment.read().split(b"\0")
         except OSError:
             pass
     return count

@@ -93,6 +93,7 @@ class Interrupted(harness.Case):
         target.goes_on()
         target.finish()
 
+    @harness.needs_criu
     def test_a_dump(self):
         target = self.target("memory", "--size", "32M")
         self.faults("checkpoint:rate=8M")
@@ -105,6 +106,7 @@ class Interrupted(harness.Case):
         target.goes_on()
         target.finish()
 
+    @harness.needs_criu
     def test_a_restore_is_undone_or_finished(self):
         image = os.path.join(self.folder(), "image")
         ended = set()

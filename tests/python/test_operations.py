@@ -181,6 +181,7 @@ class PastTheDriver(harness.Case):
         target.goes_on()
         target.finish()
 
+    @harness.needs_criu
     def test_dump_and_restore(self):
         target = self.target("memory", "--size", "24M", env=self.agent())
         images = os.path.join(self.folder(), "images")
@@ -192,6 +193,7 @@ class PastTheDriver(harness.Case):
         target.goes_on()
         target.finish()
 
+    @harness.needs_criu
     def test_dump_beside_an_earlier_image(self):
         target = self.target("memory", "--still", "32M", env=self.agent())
         first, second = (os.path.join(self.folder(), name) for name in ("first", "second"))
@@ -208,6 +210,7 @@ class PastTheDriver(harness.Case):
         target.goes_on()
         target.finish()
 
+    @harness.needs_criu
     def test_resume_from_an_image_that_was_moved(self):
         target = self.target("memory", "--size", "24M", env=self.agent())
         images, moved = (os.path.join(self.folder(), name) for name in ("images", "moved"))
@@ -317,6 +320,7 @@ class Group(harness.Case):
             group.lock()
 
 
+@harness.needs_criu
 class Dump(harness.Case):
     def test_names_that_are_no_utf_8(self):
         target = self.target()

@@ -70,6 +70,7 @@ class Install(harness.Case):
 class Documents(harness.Case):
     """Each example is run as it stands, with the names that the text gives."""
 
+    @harness.needs_criu
     def test_python(self):
         examples = blocks("python.md", "python")
         self.assertGreaterEqual(len(examples), 6)
