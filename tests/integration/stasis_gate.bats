@@ -206,7 +206,8 @@ took_less_than() {
   done_by suspend "$TARGET"
   let_go_without_room "there is room for its GPU memory"
   done_by ps --timeout 30000
-  [[ $out == *"$TARGET "*" waiting  direct  "* && $out == *"$HOG "*" running  driver  "* ]]
+  grep -q "^$TARGET .* waiting  *direct  " <<<"$out"
+  grep -q "^$HOG .* running  *driver  " <<<"$out"
   assert_contains "$err" "process $TARGET stands still until there is room for its GPU memory"
   # Of one that it does not know stasis does not promise anything.
   agent_page version 1
@@ -222,7 +223,8 @@ took_less_than() {
   target_goes_on
   wait_until 60 agent_is 0
   done_by ps --timeout 30000
-  [[ $out == *"$TARGET "*" running  direct  "* && $err != *"stands still"* ]]
+  grep -q "^$TARGET .* running  *direct  " <<<"$out"
+  [[ $err != *"process $TARGET stands still"* ]]
   target_verifies
 }
 
@@ -236,7 +238,7 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
   in_state running
   stands_still
   done_by ps --timeout 30000
-  [[ $out == *"$TARGET "*" waiting  direct  "* ]]
+  grep -q "^$TARGET .* waiting  *direct  " <<<"$out"
   assert_contains "$err" "process $TARGET stands still until \`stasis recover $TARGET\`"
   done_by recover "$TARGET"
   target_goes_on

@@ -127,11 +127,19 @@ in_state() {
 
 # held_up: some target is at this moment in a call of the driver that a fault draws out (docs/simulated-driver.md).
 # Neither `ps` nor the driver is asked: the driver answers nobody while it works for somebody.
-held_up() { cat /proc/[0-9]*/task/*/comm 2>/dev/null | grep -qx sim-held-up; }
+# How many threads of this test's are in a call that a fault draws out.
+count_held_up() {
+  local one count=0
+  for one in $(grep -lxs sim-held-up /proc/[0-9]*/task/*/comm); do
+    ! tr '\0' '\n' 2>/dev/null <"${one%/task/*}/environ" | grep -qxF "STASIS_SIM_DIR=$STASIS_SIM_DIR" || count=$((count + 1))
+  done
+  echo "$count"
+}
+held_up() { (($(count_held_up) > 0)); }
 # works_on_it TOOL: that stasis has begun, and has come to the call that a fault draws out.
 works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && held_up; }
 # stopped_at_work TOOL: it has come there, and stays until `kill -CONT`, however long what the test does meanwhile takes.
-stopped_at_work() { wait_until 60 works_on_it "$1" && kill -STOP "$1"; }
+stopped_at_work() { wait_until 60 works_on_it "$1" && at_end_kill "$1" && kill -STOP "$1"; }
 # The path of one that leaves its number in $BATS_TEST_TMPDIR/criu-number.
 criu_by_number() {
   cat >"$BATS_TEST_TMPDIR/criu" <<END

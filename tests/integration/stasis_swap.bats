@@ -250,7 +250,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
   nothing_left
 }
 
-both_at_work() { (($(cat /proc/[0-9]*/task/*/comm 2>/dev/null | grep -cx sim-held-up) >= 2)); }
+both_at_work() { (($(count_held_up) >= 2)); }
 # sides_of TOOL: of the swap that `timeout` has started.
 sides_of() { pgrep -P "$(pgrep -P "$1" -x stasis)" -x stasis-swap; }
 

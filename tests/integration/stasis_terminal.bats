@@ -43,6 +43,7 @@ PY
 # --- The size of a terminal
 
 @test "ps on a terminal keeps to its width, and --watch to its screen" {
+  need_root "a PID namespace of its own"
   start_target memory --size 2M
   WHEN='\[J.*\[J.*running.*\n' on_a_terminal 60 bash -c 'stty cols 50; exec stasis ps --watch 0.5'
   assert_equal "$status" -1
@@ -52,6 +53,7 @@ PY
 }
 
 @test "ps on a narrow terminal leaves columns out, but no name; doctor and inspect keep to 60 columns" {
+  need_root "a PID namespace of its own"
   local said=$BATS_TEST_TMPDIR/tty
   TARGET_STATUS=$BATS_TEST_TMPDIR/status-of-it TARGET_LOG=$BATS_TEST_TMPDIR/log-of-it
   # A path may be a word that is longer than a line.
