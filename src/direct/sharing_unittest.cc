@@ -133,9 +133,9 @@ TEST(Sharing, MemoryOfAnotherUserIsNotLent) {
 }
 
 TEST(Sharing, TwoThatClaimTheSamePieceAreNotBelieved) {
-  EXPECT_EQ(
-      refused({{Pid{5000010}, 0, {owned(1, 1)}}, {Pid{5000011}, 0, {owned(1, 1)}}}, "5000010 and 5000011"),
-      ErrorCode::kInternal);
+  EXPECT_EQ(refused({{Pid{5000010}, 0, {owned(1, 1)}}, {Pid{5000011}, 0, {owned(1, 1)}}},
+                    "5000010 and 5000011"),
+            ErrorCode::kInternal);
 }
 
 TEST(Sharing, WhatIsOnItsWayMaySettle) {
