@@ -3,11 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <functional>
-#include <future>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -30,20 +28,20 @@
 #include "image/image_writer.h"
 #include "operations/asked_state.h"
 #include "operations/dump_checks.h"
+#include "operations/dump_connections.h"
 #include "operations/dump_manifest.h"
-#include "operations/host_memory.h"
+#include "operations/dump_watch.h"
+#include "operations/host_memory_dump.h"
 #include "operations/image_watcher.h"
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
-#include "operations/part_links.h"
 #include "operations/quiesce.h"
 #include "operations/refusals.h"
 #include "operations/rollback.h"
 #include "operations/socket_state.h"
 #include "proc/bounded_seize.h"
-#include "proc/tcp_connections.h"
 #include "proc/tiles.h"
 
 namespace stasis {
@@ -134,7 +132,9 @@ class DumpRun {
     }
     if (auto opened = open(); !opened) return fail(told(std::move(opened.error())));
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
-    if (auto ahead = precopy_host_memory(); !ahead) return fail(undone(std::move(ahead.error())));
+    auto ahead =
+        host_.precopy(group(), writer_->dir(), into_image_->options, image_bytes_, phases_);
+    if (!ahead) return fail(undone(std::move(ahead.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
     if (ends()) forget_links_.dismiss();
@@ -175,7 +175,6 @@ class DumpRun {
     auto gpus = env_.driver.gpus();
     STASIS_TRY_ASSIGN(auto criu, search.get());
     criu_.emplace(std::move(criu));
-    STASIS_TRY(criu_->may_dump());
     STASIS_TRY_ASSIGN(gpus_, std::move(gpus));
     auto path = ImageWriter::probe(options_.images_dir, options_.overwrite);
     if (!path) return fail(no_directory(std::move(path.error())));
@@ -184,7 +183,7 @@ class DumpRun {
     auto base = open_base(env_, options_);
     phases_.end();
     STASIS_TRY_ASSIGN(base_, std::move(base));
-    STASIS_TRY_ASSIGN(host_base_, open_host_base(env_, options_));
+    STASIS_TRY(host_.open_base());
     // A base that cannot be opened has been told of.
     tell_of_base_ = options_.base && !options_.base_may_be_empty &&
                     (base_ != nullptr || !may_deduplicate(env_, options_));
@@ -207,7 +206,7 @@ class DumpRun {
 
   Error undone(Error why) {
     why = told(std::move(why));
-    let_group_go();
+    connections_.unlock();
     Error error = roll_back(env_, *opened_, std::move(why));
     // The half of an image, and all there is of a program's GPU memory: for `stasis recover`.
     if (writer_) keep_partial_image();
@@ -238,10 +237,11 @@ class DumpRun {
       criu_options_.shell_job = true;
       env_.tell("the job hangs on a terminal or session of another program: --shell-job is set");
     }
-    keep_own_connections();
+    connections_.choose(group().infos(), criu_options_);
     STASIS_TRY(refuse_undumpable(env_, group().members(), criu_options_, options_));
     STASIS_TRY(find_inherited_files(proc::ProcFs(), group().members(), env_.driver.info().simulated,
                                     options_.ignore_obstacles));
+    STASIS_TRY(criu_->may_dump());
     sync_ = when_to_sync(options_, *writer_);
     // No part goes on before all images are whole.
     if (options_.part != nullptr && is_deferred()) sync_ = SyncPolicy::kDisk;
@@ -263,138 +263,29 @@ class DumpRun {
     return CopyAheadLimits{options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_};
   }
 
-  // Connections of the tree's processes with each other need no consent: no program outside waits
-  // for an answer. And no packets come from outside that CRIU would have to hold back. Until CRIU
-  // has them all stand still they may make the first; judge_connections() sees what they made.
-  void keep_own_connections() {
-    if (criu_options_.tcp_established || criu_options_.tcp_close) return;
-    // Those with other parts are locked, and what leads out of the group is refused when all stand
-    // still.
-    if (options_.part != nullptr) {
-      criu_options_.tcp_established = true;
-      criu_options_.network_lock = NetworkLock::kSkip;
-      return;
-    }
-    if (proc::tcp_reach(proc::ProcFs(), group().infos()) == proc::TcpReach::kOutside) return;
-    criu_options_.tcp_established = true;
-    criu_options_.network_lock = NetworkLock::kSkip;
-    keeps_own_connections_ = true;
-  }
-
-  // Both ends of a connection between parts are locked before one of them is saved.
-  Result<void> lock_group() {
-    if (options_.part == nullptr) return {};
-    GroupLinks links;
-    if (!criu_options_.tcp_close) {
-      are_links_locked_ = true;
-      STASIS_TRY_ASSIGN(auto locked, lock_links(root_));
-      STASIS_TRY(fault(FaultPoint::kPartLocked));
-      links = {std::move(locked.established), std::move(locked.closing),
-               options_.criu.tcp_established};
-    }
-    phases_.begin("agree");
-    STASIS_TRY(options_.part->agree_on_links(links));
-    const GroupPartOptions& own = options_.part->options();
-    manifest_.group = {
-        options_.part->id(),      own.parts,         own.name, std::move(links.established),
-        std::move(links.closing), links.may_lead_out};
-    return {};
-  }
-
-  void let_group_go() {
-    if (!std::exchange(are_links_locked_, false)) return;
-    std::vector<Pid> processes;
-    for (const proc::ProcessInfo& info :
-         proc::ProcFs().tree(root_).value_or(std::vector<proc::ProcessInfo>()))
-      processes.push_back(info.pid);
-    for (const std::string& failed : let_links_go(processes))
-      env_.tell(failed);
-  }
-
-  // A connection that was made since the lock has an end that is not locked.
-  Result<void> refuse_new_links() {
-    if (!are_links_locked_) return {};
-    STASIS_TRY_ASSIGN(const auto now, find_links(root_));
-    const auto& known = manifest_.group->links;
-    const auto made =
-        std::find_if(now.established.begin(), now.established.end(), [&](const std::string& link) {
-          return !std::binary_search(known.begin(), known.end(), link) &&
-                 !std::binary_search(manifest_.group->closing_links.begin(),
-                                     manifest_.group->closing_links.end(), link);
-        });
-    if (made == now.established.end()) return {};
-    return fail(ErrorCode::kBusy,
-                fmt::format("a TCP connection that leads out of this part ({}) was opened during "
-                            "the dump",
-                            *made),
-                "try again with all parts");
-  }
-
-  // All stand still.
-  Result<void> judge_connections() {
-    if (options_.part != nullptr) return refuse_new_links();
-    if (!keeps_own_connections_) return {};
-    const proc::ProcFs procfs;
-    STASIS_TRY_ASSIGN(const auto tree, procfs.tree(root_));
-    const auto reach = proc::tcp_reach(procfs, tree);
-    if (reach == proc::TcpReach::kOutside) {
-      return fail(ErrorCode::kBusy,
-                  "a TCP connection that leads out of the job was opened during the dump",
-                  "dump with --tcp-established to keep it, or --tcp-close to drop it");
-    }
-    if (reach == proc::TcpReach::kWithin)
-      env_.tell(
-          "the job's processes are connected with each other by TCP: --tcp-established is set");
-    else
-      manifest_.criu_options.network_lock = options_.criu.network_lock;
-    manifest_.criu_options.tcp_established = reach == proc::TcpReach::kWithin;
-    return {};
-  }
-
   Result<void> let_criu_dump() {
     const DumpRequest request{root_,
                               writer_->criu_dir(),
                               writer_->log_dir(),
                               criu_options_,
                               !ends(),
-                              inside_criu_ ? &*inside_criu_ : nullptr,
+                              host_.inside_criu(),
                               writer_->failed_log_path(),
                               std::chrono::milliseconds(0),
                               options_.criu_log_level,
                               [this](Pid started) { return note_criu(*opened_->journal, started); },
                               [this] { return stop_job(); },
-                              [this] { return check_alive(); }};
+                              [this] { return watch_.check(group()); }};
     phases_.begin("criu start");
     auto dumped = criu_->dump(
         request, [this] { return complete_image(); }, env_.interrupt);
     watcher_.reset();
     fault_only(FaultPoint::kDumpFinish);
-    const auto kept_from = inside_criu_ ? inside_criu_->thread_with_tiles() : std::nullopt;
+    const InsideCriu* const inside = host_.inside_criu();
+    const auto kept_from = inside != nullptr ? inside->thread_with_tiles() : std::nullopt;
     if (!dumped && kept_from)
       return fail(proc::refusal_of_tiles(process_of(*kept_from), {*kept_from}));
     return dumped;
-  }
-
-  // Those that stand still for the dump do not end by themselves. Where one was killed CRIU fails
-  // at once or waits for ever.
-  Result<void> check_alive() {
-    constexpr std::chrono::seconds kGrace{2};
-    constexpr std::chrono::seconds kBetween{5};
-    if (Clock::now() - held_asked_ > kBetween) {
-      STASIS_TRY(refuse_held(env_, group().members(), held_files_));
-      held_asked_ = Clock::now();
-    }
-    for (const GroupMember& member : group().members()) {
-      if (!member.initial) continue;
-      if (member.process.alive() && !proc::ProcFs().has_ended(member.process.pid())) continue;
-      if (!dead_since_) dead_since_ = Clock::now();
-      if (Clock::now() - *dead_since_ < kGrace) return {};
-      return fail(
-          ErrorCode::kProcessGone,
-          fmt::format("process {} has ended while CRIU dumped it", member.process.pid().value),
-          "start it anew, or restore it from an earlier image");
-    }
-    return {};
   }
 
   // CRIU has started, and waits for this: until it has tried the kernel out the job runs.
@@ -410,15 +301,14 @@ class DumpRun {
     // Also of those whom the driver has by then, if that was not all of them.
     needed_ = use_of(group());
     if (!stopped) return stopped;
-    STASIS_TRY(lock_group());
-    STASIS_TRY(refuse_held(env_, group().members(), held_files_));
-    held_asked_ = Clock::now();
+    STASIS_TRY(connections_.lock(criu_options_, manifest_, phases_));
+    STASIS_TRY(watch_.refuse_held_up(group()));
     answers_ = ask_processes(root_);
     STASIS_TRY(refuse_tiles(answers_));
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
     direct_bytes_ = opened_->direct.bytes();
     keep_partial_image();
-    STASIS_TRY(take_host_memory());
+    STASIS_TRY(host_.begin(group(), writer_->dir(), *criu_));
     phases_.begin("criu");
     criu_was_asked_ = true;
     if (const ContentRecord* content = opened_->direct.content())
@@ -440,97 +330,6 @@ class DumpRun {
     return root_;  // it has ended since
   }
 
-  // Made before criu is started, which is told of it.
-  void make_inside_criu() {
-    auto made = InsideCriu::create();
-    if (made)
-      inside_criu_.emplace(std::move(*made));
-    else if (options_.host_memory != HostMemoryWay::kCriu)
-      env_.tell("CRIU saves all host memory: " + made.error().message);
-  }
-
-  bool may_hide_pages() const {
-    return inside_criu_ && options_.host_memory != HostMemoryWay::kCriu;
-  }
-
-  ContentOptions host_content_options() const {
-    ContentOptions into = into_image_->options;
-    into.base = host_base_;
-    return into;
-  }
-
-  // While the job runs, which is then stopped for what has changed since.
-  Result<void> precopy_host_memory() {
-    // Less is copied in the time that CRIU takes anyhow.
-    constexpr std::uint64_t kWorthIt = 256U << 20;
-    make_inside_criu();
-    if (!goes_on() || !may_hide_pages() || options_.precopy == Precopy::kNever) return {};
-    phases_.begin("pre-copy");
-    auto done = host_.precopy(env_, group(), writer_->dir(), host_content_options(),
-                              {options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_});
-    phases_.end();
-    return done ? fault(FaultPoint::kHostPrecopied) : done;
-  }
-
-  // What CRIU would move with one thread.
-  Result<void> take_host_memory() {
-    if (!may_hide_pages()) return {};
-    const bool asked = options_.host_memory == HostMemoryWay::kParallel;
-    auto hidden = hide_host_memory(asked);
-    if (!hidden && hidden.error().code == ErrorCode::kNotSupported) {
-      env_.tell("CRIU saves all host memory: " + hidden.error().message);
-      hidden = false;
-    }
-    STASIS_TRY(hidden);
-    if (!*hidden) return host_.forget_precopied(writer_->dir());
-    // While CRIU works: it does not see that memory.
-    saving_ = in_background([this]() -> Result<void> {
-      wait_until_stopped();
-      NoProgress quiet;
-      const Environment here{env_.driver, stop_saving_, quiet, {}};
-      return host_.save(here, writer_->dir(), host_content_options());
-    });
-    return {};
-  }
-
-  // Until CRIU has stopped the whole tree, processes without CUDA may write into the memory of
-  // those that stand still (process_vm_writev(2), as MPI does), and go on as if it had arrived.
-  void wait_until_stopped() const {
-    while (!all_stand_still_ && !stop_saving_.requested() && !inside_criu_->is_asked())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-
-  Result<void> finish_host_memory() {
-    if (!saving_.valid()) return {};
-    all_stand_still_ = true;
-    constexpr std::chrono::milliseconds kLook{50};
-    phases_.begin("host memory");
-    while (saving_.wait_for(kLook) == std::future_status::timeout)
-      if (!env_.interrupt.check()) stop_saving_.request(SIGTERM);
-    STASIS_TRY(env_.interrupt.check());
-    STASIS_TRY(saving_.get());
-    manifest_.host_content = host_.record();
-    phases_.end();
-    return {};
-  }
-
-  // Of an image that is not to be.
-  void end_host_memory() {
-    if (!saving_.valid()) return;
-    stop_saving_.request(SIGTERM);
-    (void)saving_.get();
-  }
-
-  // False if there is not enough of it. kNotSupported: CRIU has to save it.
-  Result<bool> hide_host_memory(bool asked) {
-    if (auto still = group().keep_agents_still(); !still)
-      return fail(ErrorCode::kNotSupported, still.error().message);
-    if (!host_.find(group(), asked)) return false;
-    if (!inside_criu_->is_heard())
-      return fail(ErrorCode::kNotSupported, criu_->path() + " loads no library of ours");
-    return host_.hide(*inside_criu_);
-  }
-
   void tell_of_no_content() const {
     if (options_.compression != ContentCompression::kNone)
       env_.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
@@ -545,8 +344,8 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
-    STASIS_TRY(refuse_held(env_, group().members(), held_files_));
-    STASIS_TRY(finish_host_memory());
+    STASIS_TRY(watch_.refuse_held_up(group()));
+    STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
     read_kernel_state(root_, manifest_.processes);
     auto lost = note_answers(answers_, manifest_.processes);
@@ -560,10 +359,10 @@ class DumpRun {
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
     STASIS_TRY(rename_deleted(writer_->criu_dir()));
-    if (keeps_own_connections_ || are_links_locked_) STASIS_TRY(count_as_sent(writer_->criu_dir()));
+    if (connections_.are_all_saved()) STASIS_TRY(count_as_sent(writer_->criu_dir()));
     STASIS_TRY(refuse_descriptors_under_way(writer_->criu_dir(), criu_options_));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
-    STASIS_TRY(judge_connections());
+    STASIS_TRY(connections_.judge(manifest_));
     STASIS_TRY(note_sockets(env_, manifest_, lost));
     STASIS_TRY_ASSIGN(kept_files_,
                       keep_files(writer_->criu_dir(), goes_on() || options_.job.has_value(),
@@ -614,11 +413,11 @@ class DumpRun {
     // First the job, then the disk: removing a large image takes seconds.
     const Error first = why;
     why = told(std::move(why));
-    let_group_go();
-    stop_saving_.request(SIGTERM);
+    connections_.unlock();
+    host_.request_stop();
     opened_->direct.make_room(env_.driver, needed_, {});
     auto back = group().roll_back();
-    end_host_memory();
+    host_.stop();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
     if (!complete_ || !ends() || !any_has_ended(group(), back.has_value())) {
@@ -641,14 +440,14 @@ class DumpRun {
   // CRIU has failed after all parts had their images.
   Result<void> end_as_agreed(const Error& why) {
     env_.tell("the image is complete, though CRIU failed at its end: " + why.message);
-    end_host_memory();
+    host_.stop();
     for (const GroupMember& member : group().members())
       if (ends()) (void)member.process.pidfd().signal(SIGKILL);
     return {};
   }
 
   Result<void> end_job() {
-    are_links_locked_ = false;
+    connections_.forget();
     opened_->direct.dismiss();
     auto gone = wait_until_gone(group());
     group().dismiss();
@@ -659,7 +458,7 @@ class DumpRun {
   }
 
   Result<void> leave_suspended() {
-    let_group_go();
+    connections_.unlock();
     group().dismiss();
     opened_->direct.dismiss();
     remember_suspended(group());
@@ -670,7 +469,7 @@ class DumpRun {
   }
 
   Result<void> let_job_go_on() {
-    let_group_go();
+    connections_.unlock();
     opened_->direct.make_room(env_.driver, needed_, {});
     auto back = group().roll_back();
     if (back)
@@ -750,16 +549,13 @@ class DumpRun {
   const Pid root_;
   const DumpOptions& options_;
   const SpanNotes spans_;
+  DumpWatch watch_{env_};  // before there is a file of the image
   Phases phases_;
   std::optional<Criu> criu_;
   std::vector<Gpu> gpus_;
   std::string path_;
   std::shared_ptr<const ContentBase> base_;
-  std::shared_ptr<const ContentBase> host_base_;
   bool tell_of_base_ = false;
-  std::optional<InsideCriu> inside_criu_;
-  HostMemory host_;
-  Interrupt stop_saving_;
   bool is_committed_ = false;
   std::uint64_t image_bytes_ = 0;  // about, at most
   std::optional<ImageWriter> writer_;
@@ -770,25 +566,16 @@ class DumpRun {
   Manifest manifest_;
   std::vector<GpuUse> needed_;  // of the GPUs' memory, to bring all back
   std::uint64_t direct_bytes_ = 0;
-  bool asked_in_vain_ = false;  // the job could not be stopped
-  bool keeps_own_connections_ = false;
-  proc::HeldFiles held_files_;  // before there is a file of the image
-  Clock::time_point held_asked_;
-  std::optional<Clock::time_point> dead_since_;
+  bool asked_in_vain_ = false;   // the job could not be stopped
   bool criu_was_asked_ = false;  // it has gone on with the tree at rest
   bool complete_ = false;
   bool waits_for_others_ = false;
-  bool are_links_locked_ = false;
   AskedStates answers_;
   DumpReport report_;
   std::optional<ImageWatcher> watcher_;
   KeepReport kept_files_;
-  std::atomic<bool> all_stand_still_ = false;  // CRIU has written all that it has to
-  std::future<Result<void>> saving_;           // ends before what it needs
-  // Also should an exception end us, which would wait for it for ever.
-  ScopeGuard<std::function<void()>> end_saving_{[this] { stop_saving_.request(SIGTERM); }};
-  // After an exception: the program would wait for the other parts for ever.
-  ScopeGuard<std::function<void()>> let_group_go_{[this] { let_group_go(); }};
+  DumpConnections connections_{env_, root_, options_};
+  HostMemoryDump host_{env_, options_};  // needs the group, and the image's directory
   // A program that runs on has its files by their own names.
   ScopeGuard<std::function<void()>> forget_links_{[this] { remove_links(kept_files_.links); }};
 };
