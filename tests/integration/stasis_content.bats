@@ -235,7 +235,7 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   for verb in nothing recover; do # which has no room either
     [[ $verb == nothing ]] || capture stasis recover "$TARGET"
     done_by ps
-    [[ $out == *"$TARGET "*" waiting  direct  "* ]] || { echo "$out" >&2; return 1; }
+    grep -q "^$TARGET .* waiting  *direct  " <<<"$out" || { echo "$out" >&2; return 1; }
     assert_contains "$err" "stands still until \`stasis recover $TARGET\`"
   done
   kill -KILL "$HOG"
@@ -243,7 +243,8 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   done_by recover "$TARGET"
   target_goes_on
   done_by ps
-  [[ $out == *"$TARGET "*" running  direct  "* && $err != *"stands still"* ]]
+  grep -q "^$TARGET .* running  *direct  " <<<"$out"
+  [[ $err != *"process $TARGET stands still"* ]]
   restored_verifies
 }
 

@@ -195,7 +195,8 @@ path_in_ps() {
   start_agent memory --size 8M
   assert_equal "$(path_in_ps)" direct
   done_by ps --timeout 30000
-  [[ $out == *PATH*$'\n'*"$TARGET "*" running  direct  "* ]]
+  grep -q PATH <<<"$out"
+  grep -q "^$TARGET .* running  *direct  " <<<"$out"
   done_by suspend "$TARGET"
   assert_equal "$(path_in_ps)" direct
   done_by resume "$TARGET"
