@@ -26,18 +26,18 @@ class AgentManaged : public ::testing::Test {
  public:
   AgentManaged() {
     forget_everything();
-    EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   }
   ~AgentManaged() override {
     for (const CUdeviceptr address : given_)
-      (void)own::cuMemFree_v2(address);
+      (void)hooks::cuMemFree_v2(address);
     EXPECT_EQ(fake().called_with_lock, std::set<std::string>{});
   }
 
  protected:
   CUdeviceptr allocated(std::size_t bytes) {
     CUdeviceptr address = 0;
-    EXPECT_EQ(own::cuMemAllocManaged(&address, bytes, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemAllocManaged(&address, bytes, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
     given_.push_back(address);
     return address;
   }
@@ -100,16 +100,16 @@ TEST_F(AgentManaged, WhatTheProgramHasSaidIsSaidAgain) {
   auto* gone = reinterpret_cast<CUstream>(0x78);
   fake().stream_contexts[gone] = context_;
   using Advice = FakeDriver::Advice;
-  EXPECT_EQ(own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 0),
+  EXPECT_EQ(hooks::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 0),
             CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, kDeviceCpu),
+  EXPECT_EQ(hooks::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, kDeviceCpu),
             CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 0), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuStreamAttachMemAsync(gone, address, 0, CU_MEM_ATTACH_SINGLE), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuStreamDestroy_v2(gone), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuStreamAttachMemAsync(stream, address, 8 * kMiB, CU_MEM_ATTACH_SINGLE),
+  EXPECT_EQ(hooks::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamAttachMemAsync(gone, address, 0, CU_MEM_ATTACH_SINGLE), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamDestroy_v2(gone), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamAttachMemAsync(stream, address, 8 * kMiB, CU_MEM_ATTACH_SINGLE),
             CUDA_SUCCESS);
   fake().advice.clear();
   fake().attached.clear();
@@ -145,8 +145,8 @@ TEST_F(AgentManaged, ManyThreadsCopyAsOneDoes) {
     ASSERT_TRUE(retake_managed().ok());
     for (std::size_t at = 0; at < 101; at += 2)
       ASSERT_TRUE(holds(address + at * kMiB, kMiB, static_cast<unsigned char>(at + 1)));
-    own::cuMemFree_v2(address);
-    own::cuMemFree_v2(small);
+    hooks::cuMemFree_v2(address);
+    hooks::cuMemFree_v2(small);
   }
 }
 
@@ -154,10 +154,10 @@ TEST_F(AgentManaged, AdviceForMoreTakesThePlaceOfAdviceForLess) {
   const CUdeviceptr address = allocated(8 * kMiB);
   using Advice = FakeDriver::Advice;
   for (std::size_t at = 0; at < 100; ++at)
-    own::cuMemAdvise(address + at * 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
-  own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1);
-  own::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0);
-  own::cuMemAdvise(address + 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+    hooks::cuMemAdvise(address + at * 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+  hooks::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1);
+  hooks::cuMemAdvise(address, 8 * kMiB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, 0);
+  hooks::cuMemAdvise(address + 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
   fake().advice.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
@@ -173,14 +173,14 @@ TEST_F(AgentManaged, APlaceIsToldByItsKind) {
   const CUdeviceptr address = allocated(8 * kMiB);
   // The first as a number is what the second GPU's ordinal is.
   const std::uint64_t first_gpu = CU_MEM_LOCATION_TYPE_DEVICE;
-  own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1);
-  own::cuMemAdvise_v2(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, first_gpu);
+  hooks::cuMemAdvise(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, 1);
+  hooks::cuMemAdvise_v2(address, 4096, CU_MEM_ADVISE_SET_ACCESSED_BY, first_gpu);
   fake().advice.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
   EXPECT_EQ(fake().advice.size(), 2U);
   // And the same GPU by both ways is one.
-  own::cuMemAdvise(address, 4096, CU_MEM_ADVISE_UNSET_ACCESSED_BY, 0);
+  hooks::cuMemAdvise(address, 4096, CU_MEM_ADVISE_UNSET_ACCESSED_BY, 0);
   fake().advice.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
@@ -192,9 +192,9 @@ TEST_F(AgentManaged, APlaceIsToldByItsKind) {
 TEST_F(AgentManaged, WhatIsSaidOfEachPageTakesNoLookAtAllOfThem) {
   const CUdeviceptr address = allocated(200 * kMiB);
   for (std::size_t at = 0; at < 5000; ++at)
-    own::cuMemAdvise(address + at * 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+    hooks::cuMemAdvise(address + at * 4096, 4096, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
   // Beside many pieces of advice the last prefetch is known.
-  own::cuMemPrefetchAsync(address, kMiB, 0, nullptr);
+  hooks::cuMemPrefetchAsync(address, kMiB, 0, nullptr);
   fake().advice.clear();
   fake().prefetched.clear();
   ASSERT_TRUE(save_managed().ok());
@@ -207,8 +207,8 @@ TEST_F(AgentManaged, APartThatWasBroughtElsewhereLaterIsNotBroughtBack) {
   const CUdeviceptr address = allocated(8 * kMiB);
   fill(address, 8 * kMiB, 3);
   using Advice = FakeDriver::Advice;
-  own::cuMemPrefetchAsync(address, 8 * kMiB, kDeviceCpu, nullptr);
-  own::cuMemPrefetchAsync(address + 2 * kMiB + 5, kMiB, 0, nullptr);
+  hooks::cuMemPrefetchAsync(address, 8 * kMiB, kDeviceCpu, nullptr);
+  hooks::cuMemPrefetchAsync(address + 2 * kMiB + 5, kMiB, 0, nullptr);
   fake().prefetched.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
@@ -222,9 +222,9 @@ TEST_F(AgentManaged, APartThatWasBroughtElsewhereLaterIsNotBroughtBack) {
 TEST_F(AgentManaged, WhereTheProcessorMayNotTouchItWhileTheGpuWorksItIsTheDrivers) {
   fake().without_concurrent_access.insert(0);
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuMemAllocManaged(&address, 4096, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAllocManaged(&address, 4096, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
   EXPECT_EQ(managed_areas(), 0U);
-  own::cuMemFree_v2(address);
+  hooks::cuMemFree_v2(address);
 }
 
 TEST_F(AgentManaged, ToTheProcessorOnlyWhatWasThereIsBrought) {
@@ -232,7 +232,7 @@ TEST_F(AgentManaged, ToTheProcessorOnlyWhatWasThereIsBrought) {
   const CUdeviceptr on_cpu = allocated(8 * kMiB);
   fill(on_cpu, 8 * kMiB, 3);
   for (const auto address : {on_gpu, on_cpu})
-    EXPECT_EQ(own::cuMemPrefetchAsync(address, 8 * kMiB, kDeviceCpu, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemPrefetchAsync(address, 8 * kMiB, kDeviceCpu, nullptr), CUDA_SUCCESS);
   fake().prefetched.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
@@ -243,10 +243,10 @@ TEST_F(AgentManaged, ToTheProcessorOnlyWhatWasThereIsBrought) {
 TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
   const CUdeviceptr address = allocated(8 * kMiB);
   using Advice = FakeDriver::Advice;
-  EXPECT_EQ(own::cuMemPrefetchAsync(address, kMiB, 0, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemPrefetchAsync(address + 2 * kMiB, kMiB, 1, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemPrefetchAsync(address, 2 * kMiB, 1, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemPrefetchAsync(address, 8 * kMiB + 1, 1, nullptr), CUDA_ERROR_INVALID_VALUE)
+  EXPECT_EQ(hooks::cuMemPrefetchAsync(address, kMiB, 0, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPrefetchAsync(address + 2 * kMiB, kMiB, 1, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPrefetchAsync(address, 2 * kMiB, 1, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPrefetchAsync(address, 8 * kMiB + 1, 1, nullptr), CUDA_ERROR_INVALID_VALUE)
       << "more than was asked for";
   fake().prefetched.clear();
   ASSERT_TRUE(save_managed().ok());
@@ -255,7 +255,7 @@ TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
             (std::vector<Advice>{{address + 2 * kMiB, kMiB, {}, 1}, {address, 2 * kMiB, {}, 1}}));
   // Parts that are others each time do not fill the memory.
   for (std::size_t at = 0; at < 2000; ++at)
-    own::cuMemPrefetchAsync(address + at * 4096, 4096, 0, nullptr);
+    hooks::cuMemPrefetchAsync(address + at * 4096, 4096, 0, nullptr);
   fake().prefetched.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
@@ -266,11 +266,11 @@ TEST_F(AgentManaged, WhereItWasBroughtLastItIsBroughtAgain) {
 TEST_F(AgentManaged, WhatWasAttachedToAStreamOfAnotherContextIsForgottenWithThat) {
   const CUdeviceptr address = allocated(kMiB);
   CUcontext other = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
   auto* stream = reinterpret_cast<CUstream>(0x79);
   fake().stream_contexts[stream] = other;
-  EXPECT_EQ(own::cuStreamAttachMemAsync(stream, address, 0, CU_MEM_ATTACH_SINGLE), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuCtxDestroy_v2(other), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamAttachMemAsync(stream, address, 0, CU_MEM_ATTACH_SINGLE), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxDestroy_v2(other), CUDA_SUCCESS);
   fake().attached.clear();
   ASSERT_TRUE(save_managed().ok());
   ASSERT_TRUE(retake_managed().ok());
@@ -281,16 +281,16 @@ TEST_F(AgentManaged, SizesAreThoseThatWereAskedFor) {
   const CUdeviceptr address = allocated(100000);
   CUdeviceptr base = 0;
   std::size_t size = 0;
-  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, address + 99999), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemGetAddressRange_v2(&base, &size, address + 99999), CUDA_SUCCESS);
   EXPECT_EQ(base, address);
   EXPECT_EQ(size, 100000);
-  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, address + 100000), CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(hooks::cuMemGetAddressRange_v2(&base, &size, address + 100000), CUDA_ERROR_NOT_FOUND);
   std::size_t attribute = 0;
-  EXPECT_EQ(own::cuPointerGetAttribute(&attribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address),
+  EXPECT_EQ(hooks::cuPointerGetAttribute(&attribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address),
             CUDA_SUCCESS);
   EXPECT_EQ(attribute, 100000);
   EXPECT_EQ(
-      own::cuPointerGetAttribute(&attribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address + 100000),
+      hooks::cuPointerGetAttribute(&attribute, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address + 100000),
       CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -298,14 +298,14 @@ TEST_F(AgentManaged, WhatIsFreedOrGoesWithItsContextIsForgotten) {
   const CUdeviceptr first = allocated(kMiB);
   allocated(33 * kMiB);
   EXPECT_EQ(managed_areas(), 3);
-  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(first), CUDA_SUCCESS);
   EXPECT_EQ(managed_areas(), 2);
-  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFree_v2(first), CUDA_ERROR_INVALID_VALUE);
   // A free that the driver refuses leaves all as it is.
   fake().fail_at("cuMemFree", 1);
-  EXPECT_NE(own::cuMemFree_v2(given_[1]), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemFree_v2(given_[1]), CUDA_SUCCESS);
   EXPECT_EQ(managed_areas(), 2);
-  EXPECT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
   EXPECT_EQ(managed_areas(), 0);
 }
 
@@ -333,7 +333,7 @@ TEST_F(AgentManaged, AFailureOnTheWayBackLeavesTheContentWhereItWas) {
     EXPECT_TRUE(holds(address, kMiB, 7));
     ASSERT_TRUE(retake_managed().ok());
     EXPECT_TRUE(holds(address, kMiB, 7));
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   }
 }
 
@@ -384,10 +384,10 @@ TEST_F(AgentManaged, WhatIsAllocatedBesideACaptureLeaves) {
   allocated(4096);
   auto* stream = reinterpret_cast<CUstream>(0x77);
   fake().stream_contexts[stream] = context_;
-  EXPECT_EQ(own::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
   allocated(4096);
   EXPECT_EQ(managed_areas(), 2);
-  EXPECT_EQ(own::cuStreamEndCapture(stream, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamEndCapture(stream, nullptr), CUDA_SUCCESS);
 }
 
 TEST_F(AgentManaged, WhatTheHostHasNoRoomForStays) {

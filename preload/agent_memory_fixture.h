@@ -26,7 +26,7 @@ class AgentMemory : public ::testing::Test {
  public:
   AgentMemory() {
     forget_everything();
-    EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   }
   ~AgentMemory() override {
     // The driver may take its time, and the program's other threads must not wait for it.
@@ -36,7 +36,7 @@ class AgentMemory : public ::testing::Test {
  protected:
   static CUdeviceptr allocated(std::size_t bytes) {
     CUdeviceptr address = 0;
-    EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
     return address;
   }
   static std::ptrdiff_t shared_as(direct::ShareRole role) {
@@ -49,7 +49,7 @@ class AgentMemory : public ::testing::Test {
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     CUmemGenericAllocationHandle handle = 0;
-    EXPECT_EQ(own::cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemCreate(&handle, bytes, &prop, 0), CUDA_SUCCESS);
     return handle;
   }
   static CUdeviceptr reserved(std::size_t bytes) {
@@ -60,12 +60,12 @@ class AgentMemory : public ::testing::Test {
   static CUresult give(CUdeviceptr address, std::size_t size, CUmemAccess_flags flags,
                        CUdevice device = 0) {
     const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device}, flags};
-    return own::cuMemSetAccess(address, size, &right, 1);
+    return hooks::cuMemSetAccess(address, size, &right, 1);
   }
   // The second half of 8 MiB at `at`, and all of it 8 MiB further on.
   static void map_in_two_places(CUmemGenericAllocationHandle handle, CUdeviceptr at) {
-    EXPECT_EQ(own::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
-    EXPECT_EQ(own::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemMap(at, 4 * kMiB, 4 * kMiB, handle, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemMap(at + 8 * kMiB, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
     EXPECT_EQ(give(at, 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
   }
   // Out and in again. What is mapped where must be as it was, in new memory; returns it.

@@ -22,11 +22,11 @@ TEST_F(AgentMemory, TheHostsIsNotSavedWithoutRoom) {
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
   CUmemGenericAllocationHandle handle = 0;
-  ASSERT_EQ(own::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
   std::uint64_t room = 4 * kMiB;
   EXPECT_EQ(detach_all(room).result, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(detached_count(), 0);
-  EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemRelease(handle), CUDA_SUCCESS);
 }
 
 TEST_F(AgentMemory, FreeingLeavesNothing) {
@@ -34,9 +34,9 @@ TEST_F(AgentMemory, FreeingLeavesNothing) {
   const auto second = allocated(2 * kMiB);
   EXPECT_EQ(movable_bytes(), 8 * kMiB);
   cycle();
-  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFree_v2(second), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFree_v2(second), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFree_v2(first), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(second), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(second), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(fake().reserved.empty());
   EXPECT_EQ(movable_bytes(), 0);
@@ -46,7 +46,7 @@ TEST_F(AgentMemory, FreeingLeavesNothing) {
 // context the thread that frees it has.
 TEST_F(AgentMemory, FreeingWaitsForWorkInFlightBeforeTheMemoryGoes) {
   CUcontext second = nullptr;
-  ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&second, 0, 1), CUDA_SUCCESS);
   for (const auto& current :
        {std::vector{context_}, std::vector{second}, std::vector<CUcontext>{}}) {
     fake().current = {context_};
@@ -57,7 +57,7 @@ TEST_F(AgentMemory, FreeingWaitsForWorkInFlightBeforeTheMemoryGoes) {
       EXPECT_TRUE(fake().maps.contains(address));
       waited = true;
     });
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
     EXPECT_TRUE(waited);
     EXPECT_EQ(fake().current, current);
     EXPECT_EQ(fake().live_objects(), 0);
@@ -66,9 +66,9 @@ TEST_F(AgentMemory, FreeingWaitsForWorkInFlightBeforeTheMemoryGoes) {
   fake().current = {context_};
   const auto address = allocated(4 * kMiB);
   fake().fail_at("cuMemFree", 1);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(fake().live_objects(), 1);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(fake().own_allocations.empty()) << "nothing was lost by the refusal";
   EXPECT_EQ(fake().calls["cuCtxSynchronize"], 0) << "captures of other threads are spoiled by it";
@@ -80,7 +80,7 @@ TEST_F(AgentMemory, NothingIsFreedToAllocate) {
   CUdeviceptr address = 0;
   std::size_t pitch = 0;
   for (const std::size_t width : {1U, 512U, 513U, 5000U}) {
-    EXPECT_EQ(own::cuMemAllocPitch_v2(&address, &pitch, width, 1024, 4), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemAllocPitch_v2(&address, &pitch, width, 1024, 4), CUDA_SUCCESS);
     EXPECT_EQ(pitch, (width + 511) / 512 * 512);
   }
   EXPECT_EQ(fake().own_allocations.size(), 2U) << "what it was asked with, and a block, stay";
@@ -97,7 +97,7 @@ TEST_F(AgentMemory, MemoryIsOpenToRdmaWhereTheDeviceHasIt) {
   constexpr CUdevice kWithout = 101;
   fake().without_rdma = {kWithout};
   for (const auto device : {kWith, kWithout}) {
-    ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, device), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuCtxCreate_v2(&context_, 0, device), CUDA_SUCCESS);
     (void)allocated(4 * kMiB);
   }
   cycle();  // in new memory
@@ -115,7 +115,7 @@ TEST_F(AgentMemory, MemoryIsOpenToDecompressionWhereTheDriverTakesIt) {
   constexpr CUdevice kWithout = 103;
   fake().without_decompression = {kWithout};
   for (const auto device : {kWith, kWithout}) {
-    ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, device), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuCtxCreate_v2(&context_, 0, device), CUDA_SUCCESS);
     (void)allocated(4 * kMiB);
   }
   cycle();  // in new memory
@@ -127,46 +127,46 @@ TEST_F(AgentMemory, MemoryIsOpenToDecompressionWhereTheDriverTakesIt) {
   EXPECT_EQ(all, twice);
   // A device that has no room is no reason to stop asking.
   fake().created.clear();
-  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, kWith), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&context_, 0, kWith), CUDA_SUCCESS);
   fake().fail_at("cuMemCreate", 1);
   CUdeviceptr of_driver = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&of_driver, 4 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&of_driver, 4 * kMiB), CUDA_SUCCESS);
   EXPECT_TRUE(fake().created.empty());
   (void)allocated(4 * kMiB);
   EXPECT_EQ(fake().created.back().allocFlags.usage, 2);
 }
 
 TEST_F(AgentMemory, WhatIsADmaBufStaysAndWhatIsRefusedDoesNot) {
-  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   const auto address = allocated(4 * kMiB);
   int fd = -1;
   fake().fail_at("cuMemGetHandleForAddressRange", 1);
-  EXPECT_NE(own::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 4 * kMiB);
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
-  EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemGetHandleForAddressRange(&fd, address, 4 * kMiB, 1, 0), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 0U);
 }
 
 // No device is told where it has gone: the tool refuses that.
 TEST_F(AgentMemory, WhatDevicesAndOtherHostsHaveIsToldUntilItIsFreed) {
-  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   const auto address = allocated(4 * kMiB);
   fake().fail_at("cuMemCreate", 1);
   const auto of_driver = allocated(4 * kMiB);
   int fd = -1;
   for (const auto one : {address, of_driver, of_driver}) {
-    EXPECT_EQ(own::cuMemGetHandleForAddressRange(&fd, one, kMiB, 1, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemGetHandleForAddressRange(&fd, one, kMiB, 1, 0), CUDA_SUCCESS);
   }
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 2);
   std::uint32_t count = 0;
   count_shared(count);
   EXPECT_EQ(count, 2U);
   fake().fail_at("cuMemFree", 1);
-  EXPECT_NE(own::cuMemFree_v2(of_driver), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemFree_v2(of_driver), CUDA_SUCCESS);
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 2);
-  EXPECT_EQ(own::cuMemFree_v2(of_driver), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(of_driver), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
 
   CUmemAllocationProp prop{};
@@ -174,13 +174,13 @@ TEST_F(AgentMemory, WhatDevicesAndOtherHostsHaveIsToldUntilItIsFreed) {
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
   CUmemGenericAllocationHandle handle = 0;
-  ASSERT_EQ(own::cuMemCreate(&handle, 4 * kMiB, &prop, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemCreate(&handle, 4 * kMiB, &prop, 0), CUDA_SUCCESS);
   char fabric[64] = {};
   fake().fail_at("cuMemExportToShareableHandle", 1);
-  EXPECT_NE(own::cuMemExportToShareableHandle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+  EXPECT_NE(hooks::cuMemExportToShareableHandle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
             CUDA_SUCCESS);
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 0);
-  EXPECT_EQ(own::cuMemExportToShareableHandle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+  EXPECT_EQ(hooks::cuMemExportToShareableHandle(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0),
             CUDA_SUCCESS);
   EXPECT_EQ(shared_as(direct::ShareRole::kOutside), 1);
 }
@@ -188,13 +188,13 @@ TEST_F(AgentMemory, WhatDevicesAndOtherHostsHaveIsToldUntilItIsFreed) {
 // As it does of virtual memory from which P2P tokens were asked, and then reads what the context
 // has.
 TEST_F(AgentMemory, WhatIsSynchronousIsWhatTheProgramSaidAlsoWhereTheDriverTakesIt) {
-  ASSERT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   const auto address = allocated(4 * kMiB);
   for (const unsigned wanted : {1U, 0U, 1U}) {
-    ASSERT_EQ(own::cuPointerSetAttribute(&wanted, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address),
+    ASSERT_EQ(hooks::cuPointerSetAttribute(&wanted, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address),
               CUDA_SUCCESS);
     unsigned char found[sizeof(CUcontext)] = {};
-    ASSERT_EQ(own::cuPointerGetAttribute(found, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address),
+    ASSERT_EQ(hooks::cuPointerGetAttribute(found, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address),
               CUDA_SUCCESS);
     EXPECT_EQ(found[0], wanted);
   }
@@ -203,7 +203,7 @@ TEST_F(AgentMemory, WhatIsSynchronousIsWhatTheProgramSaidAlsoWhereTheDriverTakes
 // The driver would save it, and there is much of it.
 TEST_F(AgentMemory, LocalMemoryGoesAndComesBackAsItWas) {
   CUcontext second = nullptr;
-  ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
   fake().stack_sizes = {{context_, 8192}, {second, 512}};
   const auto wanted = fake().stack_sizes;
   const auto current = fake().current;
@@ -240,9 +240,9 @@ TEST_F(AgentMemory, LocalMemoryThatTheDriverDoesNotGiveBackStays) {
 }
 
 TEST_F(AgentMemory, ForeignThingsAreTheDrivers) {
-  EXPECT_EQ(own::cuMemFree_v2(12345), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFree_v2(12345), CUDA_ERROR_INVALID_VALUE);
   const auto large = allocated(4 * kMiB);
-  EXPECT_EQ(own::cuMemFree_v2(large + 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFree_v2(large + 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(fake().live_objects(), 1);
 }
 
@@ -253,20 +253,20 @@ TEST_F(AgentMemory, TheDriverAnswersWhereThereIsNoRoom) {
     EXPECT_TRUE(fake().own_allocations.contains(address)) << call;
     EXPECT_EQ(fake().live_objects(), 0) << call;
     EXPECT_TRUE(fake().reserved.empty()) << call;
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
     fake().fail_at(call, 1);
     const auto small = allocated(kMiB);
     EXPECT_TRUE(fake().own_allocations.contains(small)) << call;
     EXPECT_EQ(fake().live_objects(), 0) << call;
     EXPECT_TRUE(fake().reserved.empty()) << call;
-    EXPECT_EQ(own::cuMemFree_v2(small), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFree_v2(small), CUDA_SUCCESS);
   }
 }
 
 TEST_F(AgentMemory, AProgramMayNotUnmapWhatItAllocated) {
   const auto address = allocated(4 * kMiB);
-  EXPECT_EQ(own::cuMemUnmap(address, 4 * kMiB), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(own::cuMemUnmap(address - 2 * kMiB, 4 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemUnmap(address, 4 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemUnmap(address - 2 * kMiB, 4 * kMiB), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(give(address + 2 * kMiB, 2 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ),
             CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(fake().maps.size(), 1U);
@@ -279,14 +279,14 @@ TEST_F(AgentMemory, PiecesOfOneMemoryInSeveralPlaces) {
   EXPECT_EQ(take_inventory().segments.size(), 1U);
   cycle();
   // Given up while mapped: it lives as long as a mapping does, and goes with the last.
-  EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemMap(at + 4 * kMiB, 2 * kMiB, 0, handle, 0), CUDA_ERROR_INVALID_VALUE)
+  EXPECT_EQ(hooks::cuMemRelease(handle), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemMap(at + 4 * kMiB, 2 * kMiB, 0, handle, 0), CUDA_ERROR_INVALID_VALUE)
       << "a handle that was given up still works";
-  EXPECT_EQ(own::cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
   cycle();
-  EXPECT_EQ(own::cuMemUnmap(at, 4 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemUnmap(at, 4 * kMiB), CUDA_SUCCESS);
   cycle();
-  EXPECT_EQ(own::cuMemUnmap(at + 8 * kMiB, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemUnmap(at + 8 * kMiB, 8 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_EQ(movable_bytes(), 0);
 }
@@ -343,24 +343,24 @@ TEST_F(AgentMemory, WhatIsGivenOutNoMoreIsReplaced) {
 TEST_F(AgentMemory, WhatSticksOutOfAnUnmapStays) {
   const auto at = reserved(8 * kMiB);
   const auto handle = created(8 * kMiB);
-  EXPECT_EQ(own::cuMemMap(at, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemMap(at, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
   EXPECT_EQ(give(at, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemRelease(handle), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemUnmap(at + 2 * kMiB, 2 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemRelease(handle), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemUnmap(at + 2 * kMiB, 2 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(fake().maps.size(), 2U);
   cycle();
   // Each part with its rights, and no more.
   ASSERT_EQ(fake().rights.size(), 2U);
   EXPECT_EQ(fake().rights[0].first, at);
   EXPECT_EQ(fake().rights[1].first, at + 4 * kMiB);
-  EXPECT_EQ(own::cuMemUnmap(at, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemUnmap(at, 8 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
 TEST_F(AgentMemory, RightsThatAreGivenAgainDoNotPileUp) {
   const auto at = reserved(8 * kMiB);
   const auto handle = created(8 * kMiB);
-  EXPECT_EQ(own::cuMemMap(at, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemMap(at, 8 * kMiB, 0, handle, 0), CUDA_SUCCESS);
   EXPECT_EQ(give(at, 8 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE), CUDA_SUCCESS);
   for (int i = 0; i < 1000; ++i) {
     EXPECT_EQ(give(at + 2 * kMiB, 2 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READ), CUDA_SUCCESS);
@@ -393,7 +393,7 @@ TEST_F(AgentMemory, TakingItAgainIsAllOrNothing) {
   EXPECT_TRUE(repopulate_all().ok());
   EXPECT_EQ(fake().maps.size(), 4U);
   for (const auto address : all)
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
@@ -402,8 +402,8 @@ TEST_F(AgentMemory, WhatWasPinnedIsCopiedWhereItWasAsFarAsItWasThereWhole) {
   const auto handle = created(4 * kMiB);
   const auto place = reserved(4 * kMiB);
   // In two halves.
-  ASSERT_EQ(own::cuMemMap(place, 2 * kMiB, 2 * kMiB, handle, 0), CUDA_SUCCESS);
-  ASSERT_EQ(own::cuMemMap(place + 2 * kMiB, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemMap(place, 2 * kMiB, 2 * kMiB, handle, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemMap(place + 2 * kMiB, 2 * kMiB, 0, handle, 0), CUDA_SUCCESS);
   (void)take_inventory();
   std::vector<std::byte> buffer(8 * kMiB);
   std::set<CUdeviceptr> at;
@@ -497,9 +497,9 @@ TEST_F(AgentMemory, WhatOthersHaveLeavesAndWhatHardwareHasStays) {
     const auto handle = created(4 * kMiB);
     (void)allocated(2 * kMiB);
     int fd = -1;
-    EXPECT_EQ(
-        own::cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-        CUDA_ERROR_INVALID_VALUE)
+    EXPECT_EQ(hooks::cuMemExportToShareableHandle(&fd, handle,
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+              CUDA_ERROR_INVALID_VALUE)
         << "it was not asked to be exportable";
     EXPECT_EQ(movable_bytes(), 6 * kMiB);
     CUmemAllocationProp prop{};
@@ -507,14 +507,14 @@ TEST_F(AgentMemory, WhatOthersHaveLeavesAndWhatHardwareHasStays) {
     prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemGenericAllocationHandle shared = 0;
-    EXPECT_EQ(own::cuMemCreate(&shared, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
-    EXPECT_EQ(
-        own::cuMemExportToShareableHandle(&fd, shared, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-        CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemCreate(&shared, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemExportToShareableHandle(&fd, shared,
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+              CUDA_SUCCESS);
     // Hardware has it, where it is.
     CUmemGenericAllocationHandle bound = 0;
-    EXPECT_EQ(own::cuMemCreate(&bound, 16 * kMiB, &prop, 0), CUDA_SUCCESS);
-    EXPECT_EQ(own::cuMulticastBindMem(1, 0, bound, 0, 16 * kMiB, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemCreate(&bound, 16 * kMiB, &prop, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMulticastBindMem(1, 0, bound, 0, 16 * kMiB, 0), CUDA_SUCCESS);
     const auto inventory = take_inventory();
     EXPECT_EQ(inventory.bytes, 14 * kMiB);
     EXPECT_EQ(inventory.staying_bytes, 16 * kMiB);
@@ -531,56 +531,56 @@ TEST_F(AgentMemory, WhatOthersHaveLeavesAndWhatHardwareHasStays) {
 
 TEST_F(AgentMemory, AContextTakesItsMemoryAndItsCapturesWithIt) {
   CUcontext second = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
   const auto gone = allocated(4 * kMiB);
-  EXPECT_EQ(own::cuStreamBeginCapture_v2(nullptr, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamBeginCapture_v2(nullptr, 0), CUDA_SUCCESS);
   EXPECT_EQ(captures_in_progress(), 1);
-  EXPECT_EQ(own::cuCtxDestroy_v2(second), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxDestroy_v2(second), CUDA_SUCCESS);
   EXPECT_EQ(captures_in_progress(), 0) << "the gate would never close again";
   EXPECT_EQ(movable_bytes(), 0);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(fake().reserved.empty());
-  EXPECT_EQ(own::cuMemFree_v2(gone), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFree_v2(gone), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(known_contexts(), std::vector<CUcontext>{context_});
 }
 
 // Who ends it without cuStreamEndCapture: the gate would never close again.
 TEST_F(AgentMemory, ACaptureEndsWithItsStreamHoweverThatEnds) {
   auto* const stream = reinterpret_cast<CUstream>(std::uintptr_t{0x50});
-  ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 0), CUDA_SUCCESS);
-  ASSERT_EQ(own::cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuStreamBeginCapture_v2(stream, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuStreamDestroy_v2(stream), CUDA_SUCCESS);
   EXPECT_EQ(captures_in_progress(), 0) << "destroyed";
 
   // Each thread has such a stream of its own.
-  ASSERT_EQ(own::cuStreamBeginCapture_v2(kStreamPerThread, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuStreamBeginCapture_v2(kStreamPerThread, 0), CUDA_SUCCESS);
   std::thread([] {
-    EXPECT_EQ(own::cuStreamBeginCapture_v2_ptsz(nullptr, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuStreamBeginCapture_v2_ptsz(nullptr, 0), CUDA_SUCCESS);
     EXPECT_EQ(captures_in_progress(), 2);
   }).join();
   EXPECT_EQ(captures_in_progress(), 1) << "the thread has ended";
-  ASSERT_EQ(own::cuStreamEndCapture(kStreamPerThread, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuStreamEndCapture(kStreamPerThread, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(captures_in_progress(), 0);
 
   // Of a context that is not the current one.
   CUcontext second = nullptr;
-  ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
   fake().stream_contexts[stream] = context_;
-  ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 0), CUDA_SUCCESS);
-  ASSERT_EQ(own::cuCtxDestroy_v2(second), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuStreamBeginCapture_v2(stream, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDestroy_v2(second), CUDA_SUCCESS);
   EXPECT_EQ(captures_in_progress(), 1);
-  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
   EXPECT_EQ(captures_in_progress(), 0) << "the stream's context is gone";
 
   for (const bool with_primary : {false, true}) {
     CUgreenCtx green = nullptr;
-    ASSERT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
     fake().current.push_back(reinterpret_cast<CUcontext>(green));
-    ASSERT_EQ(own::cuStreamBeginCapture_v2(kStreamPerThread, 0), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuStreamBeginCapture_v2(kStreamPerThread, 0), CUDA_SUCCESS);
     fake().current.pop_back();
     if (with_primary) {
-      ASSERT_EQ(own::cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+      ASSERT_EQ(hooks::cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
     } else {
-      ASSERT_EQ(own::cuGreenCtxDestroy(green), CUDA_SUCCESS);
+      ASSERT_EQ(hooks::cuGreenCtxDestroy(green), CUDA_SUCCESS);
     }
     EXPECT_EQ(captures_in_progress(), 0) << "the green context is gone";
   }
@@ -592,7 +592,7 @@ TEST_F(AgentMemory, AContextClosesWhatTheDriverHasOpenedInIt) {
     CUipcMemHandle handle{};
     std::memcpy(handle.reserved, &number, sizeof number);
     CUdeviceptr address = 0;
-    EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
+    EXPECT_EQ(hooks::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
               CUDA_SUCCESS);
     return address;
   };
@@ -600,25 +600,25 @@ TEST_F(AgentMemory, AContextClosesWhatTheDriverHasOpenedInIt) {
   EXPECT_EQ(opened_by(1), first);
   (void)opened_by(2);
   EXPECT_EQ(shared_pieces(), 2U);
-  EXPECT_EQ(own::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
   EXPECT_EQ(shared_pieces(), 2U);
-  EXPECT_EQ(own::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuIpcCloseMemHandle(first), CUDA_SUCCESS);
   EXPECT_EQ(shared_pieces(), 1U);
   EXPECT_EQ(fake().opened.size(), 1U);
-  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
   EXPECT_EQ(shared_pieces(), 0U);
 }
 
 TEST_F(AgentMemory, PeersGetRightsWhenever) {
   CUcontext other = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
   CUcontext popped = nullptr;
   driver().cuCtxPopCurrent_v2(&popped);
   const auto before = allocated(4 * kMiB);
   // As another thread would, in the middle of an allocation.
   fake().within("cuMemMap", [&] {
     driver().cuCtxPushCurrent_v2(other);
-    EXPECT_EQ(own::cuCtxEnablePeerAccess(context_, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuCtxEnablePeerAccess(context_, 0), CUDA_SUCCESS);
     driver().cuCtxPopCurrent_v2(&popped);
   });
   const auto during = allocated(4 * kMiB);
@@ -641,14 +641,14 @@ TEST_F(AgentMemory, FreeingInAStreamHoldsNoThreadUp) {
   const auto small = allocated(kMiB);  // the driver's
   const auto large = allocated(4 * kMiB);
   // What the driver waits for may itself need the agent: with a lock held this would never end.
-  fake().within("cuMemFreeAsync", [&] { EXPECT_EQ(own::cuMemFree_v2(large), CUDA_SUCCESS); });
-  EXPECT_EQ(own::cuMemFreeAsync(small, nullptr), CUDA_SUCCESS);
+  fake().within("cuMemFreeAsync", [&] { EXPECT_EQ(hooks::cuMemFree_v2(large), CUDA_SUCCESS); });
+  EXPECT_EQ(hooks::cuMemFreeAsync(small, nullptr), CUDA_SUCCESS);
 }
 
 // Also by the call of before CUDA 3.2: the agent waits for all.
 TEST_F(AgentMemory, EveryContextThatIsMadeIsKnown) {
   CUcontext old = nullptr;
-  ASSERT_EQ(own::cuCtxCreate(&old, 0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxCreate(&old, 0, 1), CUDA_SUCCESS);
   auto contexts = known_contexts();
   std::sort(contexts.begin(), contexts.end());
   EXPECT_EQ(contexts, (std::vector{context_, old}));
@@ -657,11 +657,11 @@ TEST_F(AgentMemory, EveryContextThatIsMadeIsKnown) {
 TEST_F(AgentMemory, ADetachedContextTakesItsMemoryAlong) {
   (void)allocated(4 * kMiB);
   CUcontext same = nullptr;
-  ASSERT_EQ(own::cuCtxAttach(&same, 0), CUDA_SUCCESS);
-  ASSERT_EQ(own::cuCtxDetach(context_), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxAttach(&same, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDetach(context_), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 4 * kMiB) << "it was attached to";
   fake().contexts[context_] = 0;
-  ASSERT_EQ(own::cuCtxDetach(context_), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDetach(context_), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 0U);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(known_contexts().empty());
@@ -676,19 +676,19 @@ TEST_F(AgentMemory, WhatIsAllocatedInAGreenContextIsThePrimarys) {
     return address;
   };
   CUgreenCtx green = nullptr;
-  ASSERT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
   const auto first = allocated_in(green);
   auto contexts = known_contexts();
   std::sort(contexts.begin(), contexts.end());
   EXPECT_EQ(contexts, (std::vector{context_, FakeDriver::kPrimary}));
-  ASSERT_EQ(own::cuGreenCtxDestroy(green), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuGreenCtxDestroy(green), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 4 * kMiB);
-  EXPECT_EQ(own::cuMemFree_v2(first), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(first), CUDA_SUCCESS);
 
-  ASSERT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
   (void)allocated_in(green);
   fake().primary_active = 0;
-  ASSERT_EQ(own::cuGreenCtxDestroy(green), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuGreenCtxDestroy(green), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 0U) << "the primary context ended with it";
   EXPECT_EQ(fake().live_objects(), 0);
 }
@@ -704,13 +704,13 @@ TEST_F(AgentMemory, ANewContextKeepsItsMemoryWhileTheEndedOneOfItsHandleIsDroppe
     fake().next_handle = reinterpret_cast<std::uintptr_t>(context_) >> 8;
     fake().current.clear();
     CUcontext second = nullptr;
-    ASSERT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
     ASSERT_EQ(second, context_);
     fake().next_handle += 100;
     fresh = allocated(2 * kMiB);
     fresh_small = allocated(512);
   });
-  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 4 * kMiB);
   EXPECT_FALSE(fake().maps.contains(old));
   EXPECT_FALSE(fake().maps.contains(old_small));
@@ -719,7 +719,7 @@ TEST_F(AgentMemory, ANewContextKeepsItsMemoryWhileTheEndedOneOfItsHandleIsDroppe
   EXPECT_EQ(known_contexts(), std::vector{context_});
 
   fake().contexts[context_] = 0;
-  ASSERT_EQ(own::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuCtxDestroy_v2(context_), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(known_contexts().empty());
 }
@@ -729,7 +729,7 @@ TEST_F(AgentMemory, APrimaryContextThatIsRetainedAnewKeepsItsMemoryWhileTheForme
   CUdeviceptr fresh = 0;
   fake().contexts[FakeDriver::kPrimary] = 0;
   const auto retain_and_allocate = [&](std::size_t bytes) {
-    EXPECT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
     fake().current = {primary};
     fresh = allocated(bytes);
   };
@@ -745,14 +745,15 @@ TEST_F(AgentMemory, APrimaryContextThatIsRetainedAnewKeepsItsMemoryWhileTheForme
                       ++fake().primary_id;
                       retain_and_allocate(2 * kMiB);
                     });
-      ASSERT_EQ(reset ? own::cuDevicePrimaryCtxReset_v2(0) : own::cuDevicePrimaryCtxRelease_v2(0),
-                CUDA_SUCCESS);
+      ASSERT_EQ(
+          reset ? hooks::cuDevicePrimaryCtxReset_v2(0) : hooks::cuDevicePrimaryCtxRelease_v2(0),
+          CUDA_SUCCESS);
       EXPECT_EQ(movable_bytes(), 2 * kMiB) << active << reset;
       EXPECT_FALSE(fake().maps.contains(old)) << active << reset;
       EXPECT_TRUE(fake().maps.contains(fresh)) << active << reset;
 
       fake().primary_active = 0;
-      ASSERT_EQ(own::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+      ASSERT_EQ(hooks::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
       EXPECT_EQ(fake().live_objects(), 0) << active << reset;
       ++fake().primary_id;
     }
@@ -763,17 +764,17 @@ TEST_F(AgentMemory, APrimaryContextThatIsRetainedAnewKeepsItsMemoryWhileTheForme
 TEST_F(AgentMemory, APrimaryContextThatIsStillRetainedKeepsItsMemory) {
   CUcontext primary = nullptr;
   fake().contexts[FakeDriver::kPrimary] = 0;
-  ASSERT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
   fake().current = {primary};
   (void)allocated(4 * kMiB);
   fake().within("cuDevicePrimaryCtxRelease", [&] {
-    ASSERT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
     (void)allocated(2 * kMiB);
   });
-  ASSERT_EQ(own::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
   EXPECT_EQ(movable_bytes(), 6 * kMiB);
   fake().primary_active = 0;
-  ASSERT_EQ(own::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 0);
 }
 

@@ -26,24 +26,25 @@ class AgentPools : public ::testing::Test {
  public:
   AgentPools() {
     forget_everything();
-    EXPECT_EQ(own::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuCtxCreate_v2(&context_, 0, 0), CUDA_SUCCESS);
   }
   ~AgentPools() override { EXPECT_EQ(fake().called_with_lock, std::set<std::string>{}); }
 
  protected:
   static CUdeviceptr allocated(std::size_t bytes, CUstream stream = kOne) {
     CUdeviceptr address = 0;
-    EXPECT_EQ(own::cuMemAllocAsync(&address, bytes, stream), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemAllocAsync(&address, bytes, stream), CUDA_SUCCESS);
     return address;
   }
   static void set_threshold(std::uint64_t bytes) {
-    EXPECT_EQ(own::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
-                                         CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes),
+    EXPECT_EQ(hooks::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
+                                           CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes),
               CUDA_SUCCESS);
   }
   static std::uint64_t attribute(CUmemPool_attribute which) {
     std::uint64_t value = 0;
-    EXPECT_EQ(own::cuMemPoolGetAttribute(FakeDriver::default_pool(0), which, &value), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemPoolGetAttribute(FakeDriver::default_pool(0), which, &value),
+              CUDA_SUCCESS);
     return value;
   }
   static std::uint64_t reserved() { return attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT); }
@@ -57,21 +58,21 @@ TEST_F(AgentPools, AnotherProcessesPoolIsTold) {
   CUmemoryPool pool = nullptr;
   CUdeviceptr address = 0;
   fake().fail_at("cuMemPoolImportFromShareableHandle", 1);
-  EXPECT_NE(own::cuMemPoolImportFromShareableHandle(&pool, nullptr, {}, 0), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemPoolImportFromShareableHandle(&pool, nullptr, {}, 0), CUDA_SUCCESS);
   EXPECT_TRUE(list_shared().empty());
-  ASSERT_EQ(own::cuMemPoolImportFromShareableHandle(&pool, nullptr, {}, 0), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemPoolImportFromShareableHandle(&pool, nullptr, {}, 0), CUDA_SUCCESS);
   CUdeviceptr exported = 0;
   ASSERT_EQ(driver().cuMemAlloc_v2(&exported, kMiB), CUDA_SUCCESS);
-  ASSERT_EQ(own::cuMemPoolImportPointer(&address, pool, &exported), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemPoolImportPointer(&address, pool, &exported), CUDA_SUCCESS);
   ASSERT_EQ(list_shared().size(), 2U);
   EXPECT_EQ(list_shared().front().role, direct::ShareRole::kForeign);
   std::uint32_t count = 0;
   count_shared(count);
   EXPECT_EQ(count, 2U);
   // What came from it is there until it is freed.
-  EXPECT_EQ(own::cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolDestroy(pool), CUDA_SUCCESS);
   EXPECT_EQ(list_shared().size(), 1U);
-  EXPECT_EQ(own::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
   EXPECT_TRUE(list_shared().empty());
 }
 
@@ -80,11 +81,11 @@ TEST_F(AgentPools, ServesAndGivesBackAtTheNextWait) {
   EXPECT_EQ(fake().calls["cuMemAllocAsync"], 0) << "the driver was asked";
   EXPECT_EQ(reserved(), 64 * kMiB);
   EXPECT_EQ(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 40 * kMiB);
-  EXPECT_EQ(own::cuMemFreeAsync(first, kOne), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFreeAsync(first, kOne), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFreeAsync(first, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(first, kOne), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0U);
   EXPECT_EQ(reserved(), 64 * kMiB);
-  EXPECT_EQ(own::cuStreamSynchronize(kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamSynchronize(kOne), CUDA_SUCCESS);
   EXPECT_EQ(reserved(), 0U);
   EXPECT_EQ(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 64 * kMiB);
   EXPECT_EQ(fake().live_objects(), 0);
@@ -94,24 +95,24 @@ TEST_F(AgentPools, KeepsAsMuchAsTheThresholdSays) {
   set_threshold(64 * kMiB);
   const auto first = allocated(40 * kMiB);
   const auto second = allocated(100 * kMiB);
-  own::cuMemFreeAsync(second, kOne);
-  own::cuStreamSynchronize(kOne);
+  hooks::cuMemFreeAsync(second, kOne);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(reserved(), 64 * kMiB);
-  own::cuMemFreeAsync(first, kOne);
-  own::cuStreamSynchronize(kOne);
+  hooks::cuMemFreeAsync(first, kOne);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(reserved(), 64 * kMiB);
-  EXPECT_EQ(own::cuMemPoolTrimTo(FakeDriver::default_pool(0), 40 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolTrimTo(FakeDriver::default_pool(0), 40 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(reserved(), 64 * kMiB);
-  EXPECT_EQ(own::cuMemPoolTrimTo(FakeDriver::default_pool(0), 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolTrimTo(FakeDriver::default_pool(0), 0), CUDA_SUCCESS);
   EXPECT_EQ(reserved(), 0U);
 }
 
 TEST_F(AgentPools, AStreamThatIsNotDoneKeepsItsMemoryFromOthers) {
   set_threshold(UINT64_MAX);
   const auto first = allocated(40 * kMiB);
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemFreeAsync(first, kOne);
   EXPECT_EQ(allocated(40 * kMiB, kOne), first) << "its own stream has it at once";
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemFreeAsync(first, kOne);
   const auto second = allocated(40 * kMiB, kTwo);
   EXPECT_NE(second, first);
   fake().finish(kOne);
@@ -122,23 +123,23 @@ TEST_F(AgentPools, AProgramThatForbidsToLookHasItOnlyWhenItHasWaitedItself) {
   set_threshold(UINT64_MAX);
   const auto first = allocated(40 * kMiB);
   int no = 0;
-  own::cuMemPoolSetAttribute(FakeDriver::default_pool(0), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-                             &no);
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
+                               CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &no);
+  hooks::cuMemFreeAsync(first, kOne);
   fake().finish(kOne);
   const auto second = allocated(40 * kMiB, kTwo);
   EXPECT_NE(second, first);
-  own::cuStreamSynchronize(kOne);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(allocated(40 * kMiB, kTwo), first);
 }
 
 TEST_F(AgentPools, AnAnswerThatIsNoneFreesNothing) {
   set_threshold(UINT64_MAX);
   const auto first = allocated(40 * kMiB);
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemFreeAsync(first, kOne);
   fake().query_result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   EXPECT_NE(allocated(40 * kMiB, kTwo), first);
-  own::cuStreamSynchronize(kTwo);
+  hooks::cuStreamSynchronize(kTwo);
   EXPECT_NE(allocated(40 * kMiB, kTwo), first);
   // A context that is gone was waited for.
   fake().query_result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -147,13 +148,13 @@ TEST_F(AgentPools, AnAnswerThatIsNoneFreesNothing) {
 
 TEST_F(AgentPools, NoStreamIsAskedWhileAnyIsCaptured) {
   const auto first = allocated(40 * kMiB);
-  own::cuMemFreeAsync(first, kOne);
-  EXPECT_EQ(own::cuStreamBeginCapture_v2(kTwo, 0), CUDA_SUCCESS);
+  hooks::cuMemFreeAsync(first, kOne);
+  EXPECT_EQ(hooks::cuStreamBeginCapture_v2(kTwo, 0), CUDA_SUCCESS);
   const auto asked = fake().calls["cuEventQuery"];
-  own::cuStreamSynchronize(kOne);
+  hooks::cuStreamSynchronize(kOne);
   allocated(40 * kMiB, reinterpret_cast<CUstream>(0x300));
   EXPECT_EQ(fake().calls["cuEventQuery"], asked);
-  EXPECT_EQ(own::cuStreamEndCapture(kTwo, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamEndCapture(kTwo, nullptr), CUDA_SUCCESS);
 }
 
 TEST_F(AgentPools, AStreamWaitsForAllThatTwoThreadsHaveFreed) {
@@ -162,8 +163,8 @@ TEST_F(AgentPools, AStreamWaitsForAllThatTwoThreadsHaveFreed) {
   const auto first = allocated(10 * kMiB);
   const auto second = allocated(20 * kMiB);
   // Another thread frees in the same stream, and is done first, though it was told later.
-  fake().within("cuEventRecord", [&] { own::cuMemFreeAsync(second, kOne); });
-  own::cuMemFreeAsync(first, kOne);
+  fake().within("cuEventRecord", [&] { hooks::cuMemFreeAsync(second, kOne); });
+  hooks::cuMemFreeAsync(first, kOne);
   EXPECT_EQ(allocated(30 * kMiB, kTwo), first);
   EXPECT_EQ(fake().waits.size(), 2U);
 }
@@ -171,24 +172,24 @@ TEST_F(AgentPools, AStreamWaitsForAllThatTwoThreadsHaveFreed) {
 TEST_F(AgentPools, AStreamDoesNotWaitForNothing) {
   set_threshold(UINT64_MAX);
   fake().capacity = 64 * kMiB;
-  own::cuMemFreeAsync(allocated(40 * kMiB), kOne);
+  hooks::cuMemFreeAsync(allocated(40 * kMiB), kOne);
   CUdeviceptr address = 0;
-  own::cuMemAllocAsync(&address, 100 * kMiB, kTwo);
+  hooks::cuMemAllocAsync(&address, 100 * kMiB, kTwo);
   EXPECT_TRUE(fake().waits.empty()) << "for what would not be enough";
   // Nor for streams that have freed nothing of this pool.
   CUdeviceptr plain = 0;
   fake().capacity = SIZE_MAX;
-  EXPECT_EQ(own::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
-  own::cuMemFreeAsync(plain, reinterpret_cast<CUstream>(0x300));
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
+  hooks::cuMemFreeAsync(plain, reinterpret_cast<CUstream>(0x300));
   fake().capacity = 64 * kMiB;
-  own::cuMemAllocAsync(&address, 40 * kMiB, kTwo);
+  hooks::cuMemAllocAsync(&address, 40 * kMiB, kTwo);
   EXPECT_EQ(fake().waits.size(), 1U);
 }
 
 TEST_F(AgentPools, MoreThanThereIsTakesNothing) {
   fake().capacity = std::size_t{80} << 30;
   CUdeviceptr address = 0;
-  own::cuMemAllocAsync(&address, std::size_t{200} << 30, kOne);
+  hooks::cuMemAllocAsync(&address, std::size_t{200} << 30, kOne);
   EXPECT_FALSE(in_pool(address));
   EXPECT_EQ(fake().calls["cuMemCreate"], 0);
   EXPECT_TRUE(fake().reserved.empty()) << "its addresses stay taken";
@@ -202,22 +203,22 @@ TEST_F(AgentPools, HasAsManyAddressesAsItNeeds) {
   EXPECT_GT(fake().reserved.size(), 1U);
   for (const auto address : found) {
     EXPECT_EQ(pool_block_at(address + 699 * kMiB)->address, address);
-    own::cuMemFreeAsync(address, kOne);
+    hooks::cuMemFreeAsync(address, kOne);
   }
-  own::cuStreamSynchronize(kOne);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(fake().live_objects(), 0);
 }
 
 TEST_F(AgentPools, WhatAStreamHasComePastIsThereOnAFullGpu) {
   set_threshold(UINT64_MAX);
   int no = 0;
-  own::cuMemPoolSetAttribute(FakeDriver::default_pool(0), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-                             &no);
+  hooks::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
+                               CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &no);
   fake().capacity = 32 * kMiB;
   const auto first = allocated(30 * kMiB);
-  own::cuMemPoolSetAttribute(FakeDriver::default_pool(0), CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-                             &no);
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
+                               CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &no);
+  hooks::cuMemFreeAsync(first, kOne);
   fake().finish(kOne);
   finish_frees();
   EXPECT_EQ(allocated(30 * kMiB, kTwo), first);
@@ -226,17 +227,17 @@ TEST_F(AgentPools, WhatAStreamHasComePastIsThereOnAFullGpu) {
 
 TEST_F(AgentPools, AGreenContextIsNeverMadeCurrent) {
   CUgreenCtx green = nullptr;
-  EXPECT_EQ(own::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuGreenCtxCreate(&green, nullptr, 0, 0), CUDA_SUCCESS);
   fake().stream_contexts[kTwo] = reinterpret_cast<CUcontext>(green);
   const auto pooled = allocated(kMiB, kOne);
   CUdeviceptr plain = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
   fake().calls.clear();
   CUdeviceptr in_green = 0;
-  EXPECT_EQ(own::cuMemAllocAsync(&in_green, kMiB, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAllocAsync(&in_green, kMiB, kTwo), CUDA_SUCCESS);
   EXPECT_FALSE(in_pool(in_green));
-  EXPECT_EQ(own::cuMemFreeAsync(pooled, kTwo), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFreeAsync(plain, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(pooled, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(plain, kTwo), CUDA_SUCCESS);
   EXPECT_EQ(fake().calls["cuEventRecord"], 0);
   EXPECT_EQ(fake().calls["cuStreamSynchronize"], 2);
   EXPECT_FALSE(pool_block_at(pooled));
@@ -245,7 +246,7 @@ TEST_F(AgentPools, AGreenContextIsNeverMadeCurrent) {
 TEST_F(AgentPools, AFullGpuMakesStreamsWaitForEachOther) {
   set_threshold(UINT64_MAX);
   const auto first = allocated(30 * kMiB);
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemFreeAsync(first, kOne);
   // No more memory, and the first stream is not done.
   fake().fail_at("cuMemCreate", 1);
   EXPECT_EQ(allocated(30 * kMiB, kTwo), first);
@@ -256,12 +257,12 @@ TEST_F(AgentPools, AFullGpuMakesStreamsWaitForEachOther) {
 
 TEST_F(AgentPools, OtherMemoryGetsWhatAPoolOnlyKeeps) {
   set_threshold(UINT64_MAX);
-  own::cuMemFreeAsync(allocated(60 * kMiB), kOne);
-  own::cuStreamSynchronize(kOne);
+  hooks::cuMemFreeAsync(allocated(60 * kMiB), kOne);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(reserved(), 64 * kMiB);
   fake().fail_at("cuMemCreate", 1);
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(fake().calls["cuMemAlloc"], 0) << "the driver was asked";
   EXPECT_EQ(reserved(), 0U);
 }
@@ -269,42 +270,43 @@ TEST_F(AgentPools, OtherMemoryGetsWhatAPoolOnlyKeeps) {
 TEST_F(AgentPools, SoDoesWhatTheDriverAllocatesItself) {
   set_threshold(UINT64_MAX);
   CUcontext other = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
   CUdeviceptr on_other = 0;
-  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&on_other, kMiB, FakeDriver::default_pool(1), kTwo),
+  EXPECT_EQ(hooks::cuMemAllocFromPoolAsync(&on_other, kMiB, FakeDriver::default_pool(1), kTwo),
             CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFreeAsync(on_other, kTwo), CUDA_SUCCESS);
-  own::cuStreamSynchronize(kTwo);
+  EXPECT_EQ(hooks::cuMemFreeAsync(on_other, kTwo), CUDA_SUCCESS);
+  hooks::cuStreamSynchronize(kTwo);
   std::uint64_t keep = UINT64_MAX;
-  own::cuMemPoolSetAttribute(FakeDriver::default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+  hooks::cuMemPoolSetAttribute(FakeDriver::default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                               &keep);
   CUcontext popped = nullptr;
   driver().cuCtxPopCurrent_v2(&popped);
   for (const bool pitched : {false, true}) {
-    own::cuMemFreeAsync(allocated(60 * kMiB), kOne);
-    own::cuStreamSynchronize(kOne);
+    hooks::cuMemFreeAsync(allocated(60 * kMiB), kOne);
+    hooks::cuStreamSynchronize(kOne);
     fake().fail_at("cuMemCreate", 1);
     CUdeviceptr address = 0;
     std::size_t pitch = 0;
-    EXPECT_EQ(pitched ? own::cuMemAllocPitch_v2(&address, &pitch, 100, 4090, 4)
-                      : own::cuMemAlloc_v2(&address, 4096),
+    EXPECT_EQ(pitched ? hooks::cuMemAllocPitch_v2(&address, &pitch, 100, 4090, 4)
+                      : hooks::cuMemAlloc_v2(&address, 4096),
               CUDA_SUCCESS);
     EXPECT_EQ(reserved(), 0U);
   }
-  own::cuMemFreeAsync(allocated(60 * kMiB), kOne);
-  own::cuStreamSynchronize(kOne);
+  hooks::cuMemFreeAsync(allocated(60 * kMiB), kOne);
+  hooks::cuStreamSynchronize(kOne);
   fake().fail_at("cuMemCreate", 1);
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUmemGenericAllocationHandle handle = 0;
-  EXPECT_EQ(own::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemCreate(&handle, 8 * kMiB, &prop, 0), CUDA_SUCCESS);
   EXPECT_EQ(reserved(), 0U);
 }
 
 TEST_F(AgentPools, AFailureInTheMiddleOfGrowingLeavesNothing) {
   int no = 0;
-  own::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
-                             CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &no);
+  hooks::cuMemPoolSetAttribute(FakeDriver::default_pool(0),
+                               CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &no);
   for (const auto* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
     for (int nth = 1; nth <= 3; ++nth) {
       if (nth > 1 && std::string(call) == "cuMemSetAccess") break;
@@ -315,7 +317,7 @@ TEST_F(AgentPools, AFailureInTheMiddleOfGrowingLeavesNothing) {
       EXPECT_EQ(fake().live_objects(), 0) << call << " " << nth;
       EXPECT_EQ(reserved(), 0U);
       EXPECT_TRUE(fake().maps.empty());
-      own::cuMemFreeAsync(address, kOne);
+      hooks::cuMemFreeAsync(address, kOne);
     }
   }
 }
@@ -323,7 +325,7 @@ TEST_F(AgentPools, AFailureInTheMiddleOfGrowingLeavesNothing) {
 TEST_F(AgentPools, LeavesWithTheProgramAndComesBackWhereItWas) {
   const auto first = allocated(40 * kMiB);
   allocated(5 * kMiB, kTwo);
-  own::cuMemFreeAsync(first, kOne);
+  hooks::cuMemFreeAsync(first, kOne);
   const auto maps = fake().maps.size();
   const auto inventory = take_inventory();
   EXPECT_EQ(inventory.bytes, 64 * kMiB);
@@ -337,17 +339,17 @@ TEST_F(AgentPools, LeavesWithTheProgramAndComesBackWhereItWas) {
 
 TEST_F(AgentPools, MemoryOfCuMemAllocIsFreedWhenTheStreamGetsThere) {
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
   // Whichever context is current, and it stays so.
   CUcontext second = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&second, 0, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&second, 0, 1), CUDA_SUCCESS);
   fake().stream_contexts[kOne] = context_;
-  EXPECT_EQ(own::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
   EXPECT_EQ(fake().current, (std::vector{context_, second}));
   EXPECT_EQ(fake().live_objects(), 1) << "the stream is not there yet";
   EXPECT_EQ(fake().calls["cuMemFree"], 0) << "it waited for all work";
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_INVALID_VALUE);
-  own::cuStreamSynchronize(kOne);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_ERROR_INVALID_VALUE);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(fake().reserved.empty());
 }
@@ -357,11 +359,11 @@ TEST_F(AgentPools, EachStreamFreesItsOwn) {
   CUdeviceptr second = 0;
   CUdeviceptr third = 0;
   for (auto* address : {&first, &second, &third})
-    EXPECT_EQ(own::cuMemAlloc_v2(address, 8 * kMiB), CUDA_SUCCESS);
-  own::cuMemFreeAsync(first, kOne);
+    EXPECT_EQ(hooks::cuMemAlloc_v2(address, 8 * kMiB), CUDA_SUCCESS);
+  hooks::cuMemFreeAsync(first, kOne);
   fake().finish(kOne);
-  own::cuMemFreeAsync(second, kOne);
-  own::cuMemFreeAsync(third, kTwo);
+  hooks::cuMemFreeAsync(second, kOne);
+  hooks::cuMemFreeAsync(third, kTwo);
   finish_frees();
   EXPECT_EQ(fake().live_objects(), 2);
   fake().finish(kTwo);
@@ -370,42 +372,42 @@ TEST_F(AgentPools, EachStreamFreesItsOwn) {
   // A full GPU gets what streams have come past.
   fake().finish(kOne);
   fake().capacity = 8 * kMiB;
-  EXPECT_EQ(own::cuMemAlloc_v2(&first, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&first, 8 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(fake().calls["cuMemAlloc"], 0) << "the driver was asked";
 }
 
 TEST_F(AgentPools, AFreeThatCannotBeMarkedLeavesTheMemory) {
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&address, 8 * kMiB), CUDA_SUCCESS);
   const auto pooled = allocated(kMiB);
   for (const auto* call : {"cuEventCreate", "cuEventRecord"}) {
     for (const auto memory : {address, pooled}) {
       fake().fail_at(call, 1);
-      EXPECT_NE(own::cuMemFreeAsync(memory, kOne), CUDA_SUCCESS) << call;
+      EXPECT_NE(hooks::cuMemFreeAsync(memory, kOne), CUDA_SUCCESS) << call;
     }
   }
-  EXPECT_EQ(own::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFreeAsync(pooled, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(pooled, kOne), CUDA_SUCCESS);
 }
 
 TEST_F(AgentPools, AContextThatEndsHasDoneAllItsWork) {
   set_threshold(UINT64_MAX);
   CUcontext second = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
   fake().stream_contexts[kTwo] = second;
   const auto first = allocated(40 * kMiB, kTwo);
   const auto kept = allocated(kMiB, kTwo);
-  own::cuMemFreeAsync(first, kTwo);
+  hooks::cuMemFreeAsync(first, kTwo);
   CUdeviceptr plain = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFreeAsync(plain, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&plain, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(plain, kTwo), CUDA_SUCCESS);
   const auto objects = fake().live_objects();
-  EXPECT_EQ(own::cuCtxDestroy_v2(second), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxDestroy_v2(second), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), objects - 1);
   EXPECT_EQ(allocated(40 * kMiB, kOne), first);
   // Memory of a pool is no context's.
   EXPECT_TRUE(pool_block_at(kept));
-  EXPECT_EQ(own::cuMemFreeAsync(kept, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFreeAsync(kept, kOne), CUDA_SUCCESS);
 }
 
 TEST_F(AgentPools, APoolThatIsDestroyedGoesWithTheLastOfIt) {
@@ -413,15 +415,15 @@ TEST_F(AgentPools, APoolThatIsDestroyedGoesWithTheLastOfIt) {
   props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUmemoryPool pool = nullptr;
-  EXPECT_EQ(own::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&address, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAllocFromPoolAsync(&address, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
   EXPECT_EQ(pool_block_at(address)->pool, pool);
-  EXPECT_EQ(own::cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolDestroy(pool), CUDA_SUCCESS);
   EXPECT_TRUE(pool_block_at(address));
-  own::cuMemFreeAsync(address, kOne);
+  hooks::cuMemFreeAsync(address, kOne);
   EXPECT_FALSE(fake().reserved.empty());
-  own::cuStreamSynchronize(kOne);
+  hooks::cuStreamSynchronize(kOne);
   EXPECT_EQ(fake().live_objects(), 0);
   EXPECT_TRUE(fake().reserved.empty());
   EXPECT_FALSE(in_pool(address));
@@ -432,17 +434,17 @@ TEST_F(AgentPools, WhatADestroyedPoolKeptIsGivenBackAtOnce) {
   props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   CUmemoryPool pool = nullptr;
-  EXPECT_EQ(own::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
   std::uint64_t keep = UINT64_MAX;
-  own::cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+  hooks::cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
   CUdeviceptr kept = 0;
   CUdeviceptr freed = 0;
-  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&kept, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemAllocFromPoolAsync(&freed, 90 * kMiB, pool, kOne), CUDA_SUCCESS);
-  own::cuMemFreeAsync(freed, kOne);
-  own::cuStreamSynchronize(kOne);
+  EXPECT_EQ(hooks::cuMemAllocFromPoolAsync(&kept, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAllocFromPoolAsync(&freed, 90 * kMiB, pool, kOne), CUDA_SUCCESS);
+  hooks::cuMemFreeAsync(freed, kOne);
+  hooks::cuStreamSynchronize(kOne);
   const auto before = fake().live_objects();
-  EXPECT_EQ(own::cuMemPoolDestroy(pool), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolDestroy(pool), CUDA_SUCCESS);
   EXPECT_EQ(fake().live_objects(), 1);
   EXPECT_GT(before, 1);
   EXPECT_TRUE(pool_block_at(kept));
@@ -454,14 +456,14 @@ TEST_F(AgentPools, ADevicesOwnPoolStaysWhileItsEndIsRefused) {
   CUdeviceptr second = 0;
   fake().within("cuMemPoolDestroy", [&] { second = allocated(kMiB); });
   fake().fail_at("cuMemPoolDestroy", 1);
-  EXPECT_NE(own::cuMemPoolDestroy(FakeDriver::default_pool(0)), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemPoolDestroy(FakeDriver::default_pool(0)), CUDA_SUCCESS);
   EXPECT_EQ(pool_block_at(first)->pool, FakeDriver::default_pool(0));
   EXPECT_EQ(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 2 * kMiB) << "there are two of it";
   EXPECT_TRUE(in_pool(second));
 }
 
 TEST_F(AgentPools, AThreadThatHasWaitedDoesNotWaitForOneThatAllocates) {
-  fake().within("cuMemCreate", [] { EXPECT_EQ(own::cuStreamSynchronize(kTwo), CUDA_SUCCESS); });
+  fake().within("cuMemCreate", [] { EXPECT_EQ(hooks::cuStreamSynchronize(kTwo), CUDA_SUCCESS); });
   EXPECT_TRUE(in_pool(allocated(kMiB)));
 }
 
@@ -475,11 +477,11 @@ TEST_F(AgentPools, PoolsThatOthersMayOpenOrThatHaveALimitAreTheDrivers) {
     else
       props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemoryPool pool = nullptr;
-    EXPECT_EQ(own::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemPoolCreate(&pool, &props), CUDA_SUCCESS);
     CUdeviceptr address = 0;
-    EXPECT_EQ(own::cuMemAllocFromPoolAsync(&address, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemAllocFromPoolAsync(&address, 5 * kMiB, pool, kOne), CUDA_SUCCESS);
     EXPECT_FALSE(in_pool(address));
-    EXPECT_EQ(own::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFreeAsync(address, kOne), CUDA_SUCCESS);
   }
   EXPECT_EQ(fake().calls["cuMemAllocFromPoolAsync"], 2);
 }
@@ -488,7 +490,7 @@ TEST_F(AgentPools, OtherDevicesGetTheRightsThatThePoolGives) {
   const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const auto first = allocated(kMiB);
   fake().rights.clear();
-  EXPECT_EQ(own::cuMemPoolSetAccess(FakeDriver::default_pool(0), &right, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolSetAccess(FakeDriver::default_pool(0), &right, 1), CUDA_SUCCESS);
   ASSERT_EQ(fake().rights.size(), 1U);
   EXPECT_EQ(fake().rights[0].second.location.id, 1);
   allocated(40 * kMiB);
@@ -505,9 +507,9 @@ TEST_F(AgentPools, OtherDevicesGetTheRightsThatThePoolGives) {
 
 TEST_F(AgentPools, RightsThatWereGivenBeforeThereWasAnyMemoryCount) {
   const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  EXPECT_EQ(own::cuMemPoolSetAccess(FakeDriver::default_pool(1), &right, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemPoolSetAccess(FakeDriver::default_pool(1), &right, 1), CUDA_SUCCESS);
   CUcontext other = nullptr;
-  EXPECT_EQ(own::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuCtxCreate_v2(&other, 0, 1), CUDA_SUCCESS);
   fake().rights.clear();
   const auto address = allocated(kMiB, kTwo);
   EXPECT_TRUE(in_pool(address));
@@ -534,39 +536,39 @@ TEST_F(AgentPools, AForkInTheMiddleOfAnAllocationWaitsForNothing) {
 
 TEST_F(AgentPools, WhatACaptureAllocatesIsTheDriversAndItFreesNothingOfOurs) {
   const auto before = allocated(kMiB);
-  EXPECT_EQ(own::cuStreamBeginCapture_v2(kTwo, 0), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamBeginCapture_v2(kTwo, 0), CUDA_SUCCESS);
   fake().captured.insert(kTwo);
   CUdeviceptr node = 0;
-  EXPECT_EQ(own::cuMemAllocAsync(&node, kMiB, kTwo), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAllocAsync(&node, kMiB, kTwo), CUDA_SUCCESS);
   EXPECT_FALSE(in_pool(node));
   EXPECT_EQ(fake().calls["cuMemAllocAsync"], 1);
-  EXPECT_EQ(own::cuMemFreeAsync(before, kTwo), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemFreeAsync(before, kTwo), CUDA_ERROR_INVALID_VALUE);
   // Beside it the driver says whether one may, and it spoils the capture as it does.
   fake().fail_at("cuMemPoolGetAttribute", 1);
-  EXPECT_NE(own::cuMemAllocAsync(&node, kMiB, kOne), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemAllocAsync(&node, kMiB, kOne), CUDA_SUCCESS);
   fake().fail_at("cuMemPoolGetAttribute", 1);
-  EXPECT_NE(own::cuMemFreeAsync(before, kOne), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemFreeAsync(before, kOne), CUDA_SUCCESS);
   fake().fail_at("cuMemPoolGetAttribute", 1);
-  EXPECT_NE(own::cuMemFree_v2(before), CUDA_SUCCESS);
+  EXPECT_NE(hooks::cuMemFree_v2(before), CUDA_SUCCESS);
   fake().captured.clear();
-  EXPECT_EQ(own::cuStreamEndCapture(kTwo, nullptr), CUDA_SUCCESS);
-  EXPECT_EQ(own::cuMemFree_v2(before), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuStreamEndCapture(kTwo, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(before), CUDA_SUCCESS);
 }
 
 TEST_F(AgentPools, TheProgramMayNotMapOrUnmapAPoolsMemory) {
   const auto address = allocated(5 * kMiB);
   const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
-  EXPECT_EQ(own::cuMemUnmap(address, 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(own::cuMemSetAccess(address, 2 * kMiB, &right, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemUnmap(address, 2 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuMemSetAccess(address, 2 * kMiB, &right, 1), CUDA_ERROR_INVALID_VALUE);
   CUmemGenericAllocationHandle handle = 0;
-  EXPECT_EQ(own::cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)),
+  EXPECT_EQ(hooks::cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(address)),
             CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(AgentPools, AProgramThatNeverWaitsLeavesFewMarks) {
   set_threshold(UINT64_MAX);
   for (int i = 0; i < 1000; ++i) {
-    own::cuMemFreeAsync(allocated(kMiB), kOne);
+    hooks::cuMemFreeAsync(allocated(kMiB), kOne);
     if (i % 10 == 0) fake().finish(kOne);
   }
   EXPECT_LT(fake().events.size(), 100U);

@@ -43,10 +43,10 @@ CUdeviceptr allocated(std::size_t bytes) {
   static CUcontext context = nullptr;
   if (!context) {
     fake().exported = ::memfd_create("exported", MFD_CLOEXEC);
-    EXPECT_EQ(own::cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
   }
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
   return address;
 }
 
@@ -65,7 +65,7 @@ Fetched fetch(const CUipcMemHandle& handle) {
 
 CUipcMemHandle handle_of(CUdeviceptr address) {
   CUipcMemHandle handle{};
-  EXPECT_EQ(own::cuIpcGetMemHandle(&handle, address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuIpcGetMemHandle(&handle, address), CUDA_SUCCESS);
   return handle;
 }
 
@@ -180,7 +180,7 @@ TEST(AgentShare, WhoHasTheHandleGetsADescriptorAndTheOwnerKnows) {
     EXPECT_TRUE(soon([] { return open_pieces() == 0; })) << "closed, and still counted";
     EXPECT_TRUE(soon([&] { return open_descriptors() <= before; })) << "descriptors are left";
   }
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 // Its own gate had closed before it asked, and the owner's closed after that had answered.
@@ -197,13 +197,13 @@ TEST(AgentShare, WhatWasFetchedBeforeTheGateOpensIsFetchedOnceMore) {
   Gate::open();
   EXPECT_FALSE(is_of_use(got, *key_of(handle), when_asked, Gate::TryPass()));
   EXPECT_TRUE(soon([&] { return open_descriptors() <= open - 2; })) << "descriptors are left";
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 TEST(AgentShare, WhatIsFreedIsNotToBeHad) {
   const auto address = allocated(4 * kMiB);
   const auto handle = handle_of(address);
-  ASSERT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  ASSERT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   const auto got = fetch(handle);
   EXPECT_TRUE(got.answered);
   EXPECT_EQ(got.result, CUDA_ERROR_INVALID_VALUE);
@@ -217,7 +217,7 @@ TEST(AgentShare, OneThatCannotBeExportedKeepsNothing) {
   EXPECT_TRUE(got.answered);
   EXPECT_EQ(got.result, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_TRUE(soon([] { return movable_bytes() == 4 * kMiB; }));
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 // An owner of the same user that answers otherwise than ours do.
@@ -255,7 +255,7 @@ TEST(AgentShare, ADescriptorTooManyIsNotLeftOpen) {
     EXPECT_LE(open_descriptors(), before) << count;
   }
   ::close(owner);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 // In a process of its own: without root's rights, and with as many descriptors under way as its
@@ -270,9 +270,9 @@ TEST(AgentShare, WhoCannotBeGivenTheDescriptorIsTold) {
     CUcontext context = nullptr;
     CUdeviceptr address = 0;
     CUipcMemHandle handle{};
-    if (own::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
-        own::cuMemAlloc_v2(&address, 4 * kMiB) != CUDA_SUCCESS ||
-        own::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
+    if (hooks::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
+        hooks::cuMemAlloc_v2(&address, 4 * kMiB) != CUDA_SUCCESS ||
+        hooks::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
       ::_exit(3);
     const rlimit few{64, 64};
     int pair[2];
@@ -326,9 +326,9 @@ class Owner {
     CUcontext context = nullptr;
     CUdeviceptr address = 0;
     CUipcMemHandle handle{};
-    if (own::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
-        own::cuMemAlloc_v2(&address, bytes) != CUDA_SUCCESS ||
-        own::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
+    if (hooks::cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS ||
+        hooks::cuMemAlloc_v2(&address, bytes) != CUDA_SUCCESS ||
+        hooks::cuIpcGetMemHandle(&handle, address) != CUDA_SUCCESS)
       ::_exit(1);
     ::send(pair_[1], &handle, sizeof handle, MSG_NOSIGNAL);
     char word = 0;
@@ -346,14 +346,14 @@ class Owner {
 
 CUdeviceptr opened(const CUipcMemHandle& handle) {
   CUdeviceptr address = 0;
-  EXPECT_EQ(own::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
+  EXPECT_EQ(hooks::cuIpcOpenMemHandle_v2(&address, handle, kIpcMemLazyEnablePeerAccess),
             CUDA_SUCCESS);
   return address;
 }
 
 // The driver must find no descriptor of another's memory when it checkpoints this process.
 TEST(AgentShare, NoDescriptorIsKeptInFrontOfAClosedGate) {
-  EXPECT_EQ(own::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
+  EXPECT_EQ(hooks::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
   const Owner owner(4 * kMiB);
   const auto before = open_descriptors();
   ASSERT_TRUE(Gate::close(Timeout(Timeout::Clock::now() + std::chrono::minutes(1))));
@@ -369,12 +369,12 @@ TEST(AgentShare, NoDescriptorIsKeptInFrontOfAClosedGate) {
   Gate::open();
   opener.join();
   EXPECT_TRUE(owner.knows());
-  EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
 }
 
 // To wait for the device would spoil the capture, and the memory may be in use until its end.
 TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
-  EXPECT_EQ(own::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
+  EXPECT_EQ(hooks::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
   const Owner owner(4 * kMiB);
   auto* const stream = reinterpret_cast<CUstream>(std::uintptr_t{0x50});
   for (const bool destroyed : {false, true}) {
@@ -382,17 +382,17 @@ TEST(AgentShare, WhatIsClosedInACaptureIsClosedAtItsEnd) {
     const auto address = opened(owner.handle());
     EXPECT_EQ(opened(owner.handle()), address);
     EXPECT_TRUE(owner.knows());
-    ASSERT_EQ(own::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuStreamBeginCapture_v2(stream, 2), CUDA_SUCCESS);
     const auto waits = fake().calls["cuMemFree"];
-    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
-    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
-    EXPECT_EQ(own::cuIpcCloseMemHandle(address), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(hooks::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuIpcCloseMemHandle(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuIpcCloseMemHandle(address), CUDA_ERROR_INVALID_VALUE);
     EXPECT_EQ(fake().calls["cuMemFree"], waits);
     EXPECT_EQ(fake().maps.size(), maps + 1);
     EXPECT_EQ(open_pieces(), 1U);
     EXPECT_TRUE(owner.knows());
     ASSERT_EQ(
-        destroyed ? own::cuStreamDestroy_v2(stream) : own::cuStreamEndCapture(stream, nullptr),
+        destroyed ? hooks::cuStreamDestroy_v2(stream) : hooks::cuStreamEndCapture(stream, nullptr),
         CUDA_SUCCESS);
     EXPECT_EQ(fake().calls["cuMemFree"], waits + 1);
     EXPECT_EQ(fake().maps.size(), maps);
@@ -416,7 +416,7 @@ TEST(AgentShare, StrangersDoNoHarm) {
   EXPECT_TRUE(soon([] { return movable_bytes() == 4 * kMiB; }));
   for (const int fd : {silent, garbled, got.memory, got.connection})
     ::close(fd);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 TEST(AgentShare, ASmallPieceIsHadWithItsUnit) {
@@ -434,7 +434,7 @@ TEST(AgentShare, ASmallPieceIsHadWithItsUnit) {
   EXPECT_EQ(got.reserved, 2 * kMiB);
   EXPECT_EQ(open_pieces(), 1U);
   for (const auto address : {first, second})
-    EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   const auto late = fetch(handle);
   EXPECT_EQ(late.result, CUDA_ERROR_INVALID_VALUE) << "nothing is in it any more";
   for (const int fd : {got.memory, got.connection})
@@ -444,7 +444,7 @@ TEST(AgentShare, ASmallPieceIsHadWithItsUnit) {
 
 // Where another piece of its unit is open, and where none is.
 TEST(AgentShare, AHandleThatWasAlteredOpensAndClosesNothing) {
-  EXPECT_EQ(own::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
+  EXPECT_EQ(hooks::cuMemFree_v2(allocated(kMiB)), CUDA_SUCCESS);  // there is a context
   const Owner owner(4096);
   auto altered = owner.handle();
   constexpr std::size_t kPlaceOfPiece = 40;
@@ -453,7 +453,7 @@ TEST(AgentShare, AHandleThatWasAlteredOpensAndClosesNothing) {
   ASSERT_EQ(piece_of(altered)->asked, beyond.asked);
   const auto is_refused = [&] {
     CUdeviceptr address = 0;
-    return own::cuIpcOpenMemHandle_v2(&address, altered, kIpcMemLazyEnablePeerAccess) ==
+    return hooks::cuIpcOpenMemHandle_v2(&address, altered, kIpcMemLazyEnablePeerAccess) ==
                CUDA_ERROR_INVALID_VALUE &&
            address == 0;
   };
@@ -461,14 +461,14 @@ TEST(AgentShare, AHandleThatWasAlteredOpensAndClosesNothing) {
   EXPECT_TRUE(is_refused());
   CUdeviceptr base = 0;
   std::size_t size = 0;
-  EXPECT_EQ(own::cuMemGetAddressRange_v2(&base, &size, piece), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemGetAddressRange_v2(&base, &size, piece), CUDA_SUCCESS);
   EXPECT_EQ(size, 4096U);
   EXPECT_TRUE(owner.knows());
-  EXPECT_EQ(own::cuIpcCloseMemHandle(piece), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuIpcCloseMemHandle(piece), CUDA_SUCCESS);
   EXPECT_TRUE(soon([&] { return !owner.knows(); })) << "still open";
   EXPECT_TRUE(is_refused());
   EXPECT_TRUE(soon([&] { return !owner.knows(); })) << "still open";
-  EXPECT_EQ(own::cuIpcCloseMemHandle(piece), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(hooks::cuIpcCloseMemHandle(piece), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST(AgentShare, WhatTheDriverServesIsHadByTheDriversHandleAndTheOwnerKnows) {
@@ -489,20 +489,20 @@ TEST(AgentShare, WhatTheDriverServesIsHadByTheDriversHandleAndTheOwnerKnows) {
   }
   // A free that fails is none.
   fake().fail_at("cuMemFree", 1);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_ERROR_OUT_OF_MEMORY);
   const auto again = fetch(handle);
   EXPECT_EQ(again.result, CUDA_SUCCESS);
   ::close(again.connection);
   EXPECT_TRUE(soon([] { return shared_pieces() == 0; }));
 
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
   EXPECT_EQ(fetch(handle).result, CUDA_ERROR_INVALID_VALUE);
   // What lies there then is another allocation.
   fake().own_allocations.insert(address);
   const auto other = handle_of(address);
   EXPECT_NE(std::memcmp(&handle, &other, sizeof handle), 0);
   EXPECT_EQ(fetch(handle).result, CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 // As a program does that closes all that it has not opened, and opens others.
@@ -525,7 +525,7 @@ TEST(AgentShare, TheProgramMayTakeTheSocketsNumber) {
   ::close(got.connection);
   EXPECT_TRUE(soon([] { return shared_pieces() == 0; }));
   ::close(number);
-  EXPECT_EQ(own::cuMemFree_v2(address), CUDA_SUCCESS);
+  EXPECT_EQ(hooks::cuMemFree_v2(address), CUDA_SUCCESS);
 }
 
 }  // namespace

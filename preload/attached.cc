@@ -187,7 +187,7 @@ struct Hooks {
   std::map<std::uintptr_t, std::uintptr_t> real;  // by entry
   std::vector<EntryPatch> patches;
 };
-Hooks& hooks() {
+Hooks& installed_hooks() {
   static auto* made = new Hooks;
   return *made;
 }
@@ -195,8 +195,8 @@ Hooks& hooks() {
 void* g_library = nullptr;
 
 void* behind_hook(void* entry) {
-  const auto at = hooks().real.find(reinterpret_cast<std::uintptr_t>(entry));
-  return at == hooks().real.end() ? entry : reinterpret_cast<void*>(at->second);
+  const auto at = installed_hooks().real.find(reinterpret_cast<std::uintptr_t>(entry));
+  return at == installed_hooks().real.end() ? entry : reinterpret_cast<void*>(at->second);
 }
 
 AttachAnswer answer(AttachAnswer what, const char* words, const char* detail) {
@@ -264,14 +264,14 @@ AttachAnswer make_hooks(void* library, const FoundDriver& driver) {
   const auto begin = reinterpret_cast<std::uintptr_t>(room);
   std::uintptr_t at = begin + HookCode::kConstants;
   for (const auto& [entry, row] : wanted) {
-    hooks().real[entry] =
+    installed_hooks().real[entry] =
         HookCode(at, begin).make(reinterpret_cast<unsigned char*>(at), entry, row->hook);
-    hooks().patches.push_back({entry, word_at(entry), jump_to(entry, at)});
+    installed_hooks().patches.push_back({entry, word_at(entry), jump_to(entry, at)});
     at += HookCode::kBytes;
   }
   if (::mprotect(room, size, PROT_READ | PROT_EXEC) != 0) {
     ::munmap(room, size);
-    hooks() = {};
+    installed_hooks() = {};
     return answer(AttachAnswer::kNoRoom, "it may not make memory executable (SELinux: execmem)",
                   "");
   }
@@ -378,8 +378,8 @@ __attribute__((visibility("default"))) int stasis_attach_prepare(std::uint64_t) 
   g_library = library;
   know_driver_behind_hooks(library, &behind_hook);
   watch_calls(&kWatch);
-  state.patches = reinterpret_cast<std::uint64_t>(hooks().patches.data());
-  state.patch_count = static_cast<std::uint32_t>(hooks().patches.size());
+  state.patches = reinterpret_cast<std::uint64_t>(installed_hooks().patches.data());
+  state.patch_count = static_cast<std::uint32_t>(installed_hooks().patches.size());
   __atomic_store_n(&state.magic, stasis::attach::kAttachMagic, __ATOMIC_RELEASE);
   return 0;
 }

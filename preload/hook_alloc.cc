@@ -446,7 +446,7 @@ CUresult give_back(CUdeviceptr address, const Allocation& allocation) {
              : result;
 }
 
-namespace own {
+namespace hooks {
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
   const Gate::Pass pass;
@@ -515,7 +515,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
   if (height == 0 || !pointer || !pitch || steps_aside()) return ask_driver();
   const auto of_row = pitch_of(width, element);
   if (of_row == 0 || height > SIZE_MAX / of_row ||
-      own::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)
+      hooks::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)
     return ask_driver();
   *pitch = of_row;
   return CUDA_SUCCESS;
@@ -550,5 +550,5 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   return CUDA_SUCCESS;
 }
 
-}  // namespace own
+}  // namespace hooks
 }  // namespace stasis::preload

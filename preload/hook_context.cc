@@ -260,7 +260,7 @@ CUresult ended(CUresult result, CUstream stream, bool per_thread = false) {
 
 }  // namespace
 
-namespace own {
+namespace hooks {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   const Gate::Pass pass;
@@ -563,5 +563,5 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
   return result;
 }
 
-}  // namespace own
+}  // namespace hooks
 }  // namespace stasis::preload

@@ -13,7 +13,7 @@
 #include "ipc_broker.h"
 #include "sharing.h"
 
-namespace stasis::preload::own {
+namespace stasis::preload::hooks {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
@@ -357,4 +357,4 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
   return close_opening(pointer);
 }
 
-}  // namespace stasis::preload::own
+}  // namespace stasis::preload::hooks

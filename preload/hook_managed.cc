@@ -135,7 +135,7 @@ void forget_stream(CUstream stream) {
     });
 }
 
-namespace own {
+namespace hooks {
 
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) {
   const Gate::Pass pass;
@@ -249,5 +249,5 @@ CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, std::
   return attach(driver().cuStreamAttachMemAsync_ptsz, stream, pointer, bytes, flags);
 }
 
-}  // namespace own
+}  // namespace hooks
 }  // namespace stasis::preload

@@ -10,7 +10,7 @@
 #include "managed.h"
 #include "pools.h"
 
-namespace stasis::preload::own {
+namespace stasis::preload::hooks {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
@@ -222,4 +222,4 @@ CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
   return CUDA_SUCCESS;
 }
 
-}  // namespace stasis::preload::own
+}  // namespace stasis::preload::hooks

@@ -84,7 +84,7 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
     return CUDA_ERROR_INVALID_VALUE;
   const auto name = name_of(stream, per_thread);
   // A driver of before CUDA 12 has no numbers for streams: all work is waited for.
-  if (!name && !driver().cuStreamGetId) return own::cuMemFree_v2(pointer);
+  if (!name && !driver().cuStreamGetId) return hooks::cuMemFree_v2(pointer);
   // A stream that the driver does not know: it says so of any memory.
   if (!name) return call(pointer, stream);
   if (const auto result = ask_driver_about_pools(nullptr, name->device); result != CUDA_SUCCESS)
@@ -93,7 +93,7 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
     // Later than the driver would, and right.
     if (const auto waited = driver().cuStreamSynchronize(stream); waited != CUDA_SUCCESS)
       return waited;
-    return block ? free_to_pool(*block) : own::cuMemFree_v2(pointer);
+    return block ? free_to_pool(*block) : hooks::cuMemFree_v2(pointer);
   }
   if (block) return free_when_passed(*block, *name);
   {
@@ -128,7 +128,7 @@ CUresult free_pooled(CUdeviceptr pointer) {
   return free_to_pool(*block);
 }
 
-namespace own {
+namespace hooks {
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) {
   return allocate(pointer, bytes, nullptr, stream, false,
@@ -271,5 +271,5 @@ CUresult cuCtxSynchronize_v2(CUcontext context) {
   return waited(driver().cuCtxSynchronize_v2(context));
 }
 
-}  // namespace own
+}  // namespace hooks
 }  // namespace stasis::preload

@@ -18,7 +18,7 @@
 #include "ipc_broker.h"
 #include "sharing.h"
 
-namespace stasis::preload::own {
+namespace stasis::preload::hooks {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
@@ -494,4 +494,4 @@ CUresult cuMemMapArrayAsync_ptsz(void* list, unsigned count, CUstream stream) {
   return map_arrays(driver().cuMemMapArrayAsync_ptsz, list, count, stream);
 }
 
-}  // namespace stasis::preload::own
+}  // namespace stasis::preload::hooks

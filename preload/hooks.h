@@ -4,10 +4,10 @@
 #include "calls.h"
 #include "driver_calls.h"
 
-namespace stasis::preload::own {
+namespace stasis::preload::hooks {
 
 #define STASIS_DECLARE(name) fn::name name;
 STASIS_OWN_CALLS(STASIS_DECLARE)
 #undef STASIS_DECLARE
 
-}  // namespace stasis::preload::own
+}  // namespace stasis::preload::hooks

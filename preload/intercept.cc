@@ -129,7 +129,7 @@ using RowInfo = HookRow;
     {#name "_ptsz", reinterpret_cast<void*>(&Gated<k_##name##_ptsz, __VA_ARGS__>::call)},
 #define STASIS_INFO_PTDS(name, ...) STASIS_INFO(name, __VA_ARGS__) \
     {#name "_ptds", reinterpret_cast<void*>(&Gated<k_##name##_ptds, __VA_ARGS__>::call)},
-#define STASIS_INFO_OWN(name) {#name, reinterpret_cast<void*>(&Own<k_##name, &own::name>::call)},
+#define STASIS_INFO_OWN(name) {#name, reinterpret_cast<void*>(&Own<k_##name, &hooks::name>::call)},
 // With a C name and outside of any namespace's reach, because the stubs at the end are assembler.
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): a C name
@@ -265,7 +265,7 @@ void* in_place_of(void* real) {
   return at != known.end() && at->real == real ? at->wrapper : real;
 }
 
-namespace own {
+namespace hooks {
 
 cuda::CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version,
                                    std::uint64_t flags,
@@ -282,7 +282,7 @@ cuda::CUresult cuGetProcAddress(const char* symbol, void** function, int version
   return result;
 }
 
-}  // namespace own
+}  // namespace hooks
 
 namespace {
 

@@ -101,7 +101,7 @@ CUcontext context() {
   static const CUcontext made = [] {
     CUcontext primary = nullptr;
     EXPECT_EQ(found<fn::cuInit>("cuInit")(0), CUDA_SUCCESS);
-    EXPECT_EQ(own::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    EXPECT_EQ(hooks::cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
     // The first thread inside finds out what the kernel does; then it is ours to say. A checker of
     // threads knows nothing of membarrier.
     { const Gate::Pass pass; }
@@ -160,7 +160,7 @@ class Tenant {
     if (mapped)
       map(piece);
     else
-      ASSERT_EQ(own::cuMemAlloc_v2(&piece.address, piece.bytes()), CUDA_SUCCESS);
+      ASSERT_EQ(hooks::cuMemAlloc_v2(&piece.address, piece.bytes()), CUDA_SUCCESS);
     const Gate::Pass pass;
     ASSERT_EQ(driver().cuMemcpyHtoD_v2(piece.address, piece.content.data(), piece.bytes()),
               CUDA_SUCCESS);
@@ -173,9 +173,9 @@ class Tenant {
     prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     const CUmemAccessDesc right{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     ASSERT_EQ(driver().cuMemAddressReserve(&piece.address, piece.bytes(), 0, 0, 0), CUDA_SUCCESS);
-    ASSERT_EQ(own::cuMemCreate(&piece.handle, piece.bytes(), &prop, 0), CUDA_SUCCESS);
-    ASSERT_EQ(own::cuMemMap(piece.address, piece.bytes(), 0, piece.handle, 0), CUDA_SUCCESS);
-    ASSERT_EQ(own::cuMemSetAccess(piece.address, piece.bytes(), &right, 1), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuMemCreate(&piece.handle, piece.bytes(), &prop, 0), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuMemMap(piece.address, piece.bytes(), 0, piece.handle, 0), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuMemSetAccess(piece.address, piece.bytes(), &right, 1), CUDA_SUCCESS);
   }
   static void verify(const Piece& piece) {
     std::vector<std::uint32_t> read(piece.content.size());
@@ -185,11 +185,11 @@ class Tenant {
   }
   static void release(Piece& piece) {
     if (piece.handle == 0) {
-      ASSERT_EQ(own::cuMemFree_v2(piece.address), CUDA_SUCCESS);
+      ASSERT_EQ(hooks::cuMemFree_v2(piece.address), CUDA_SUCCESS);
       return;
     }
-    ASSERT_EQ(own::cuMemUnmap(piece.address, piece.bytes()), CUDA_SUCCESS);
-    ASSERT_EQ(own::cuMemRelease(std::exchange(piece.handle, 0)), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuMemUnmap(piece.address, piece.bytes()), CUDA_SUCCESS);
+    ASSERT_EQ(hooks::cuMemRelease(std::exchange(piece.handle, 0)), CUDA_SUCCESS);
     ASSERT_EQ(driver().cuMemAddressFree(piece.address, piece.bytes()), CUDA_SUCCESS);
   }
 
