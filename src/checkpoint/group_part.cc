@@ -22,7 +22,9 @@
 #include "base/printable.h"
 #include "base/threads.h"
 #include "base/units.h"
+#include "checkpoint/group_links.h"
 #include "checkpoint/group_records.h"
+#include "checkpoint/group_rounds.h"
 
 namespace stasis {
 namespace {
@@ -40,14 +42,6 @@ constexpr milliseconds kQuiet{2000};
 constexpr microseconds kPollHeld{2000};
 constexpr microseconds kPollOther{20000};
 constexpr microseconds kPollEach{20};
-// How long nothing may happen before those that stand still are let go on, and for how long, as in
-// quiesce_round.cc; a command takes two polls to be heard and answered.
-constexpr milliseconds kFirstWait{20};
-constexpr microseconds kFirstGroupMoment{500};
-constexpr microseconds kLongestGroupMoment{1'000'000};
-// After a slice both begin anew; during its second half no part is let go on.
-constexpr milliseconds kFirstGroupSlice{2000};
-constexpr milliseconds kLongestGroupSlice{16000};
 // Those that follow leave it to the one that leads to say which part is late.
 constexpr milliseconds kGrace{1000};
 // For a file system that does not answer, when there is something to be told.
@@ -95,15 +89,6 @@ Error silent(const std::string& name, milliseconds silence) {
           fmt::format("nothing was heard of part {} for {} ms", name, silence.count()),
           "see whether its node and its tool live (`stasis recover` there, if it was killed), then "
           "try again with all of them"};
-}
-
-// "OWN OTHER REST" as the other end has it.
-std::string reversed(const std::string& link) {
-  const std::size_t first = link.find(' ');
-  if (first == std::string::npos) return {};
-  const std::size_t second = std::min(link.find(' ', first + 1), link.size());
-  return link.substr(first + 1, second - first - 1) + " " + link.substr(0, first) +
-         link.substr(second);
 }
 
 // 128 random bits.
@@ -677,8 +662,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     if (!rendezvous_->write(kRoster, record_to_text(roster))) return;
     lead_.complete = true;
     lead_.asked.assign(seen_.size(), 0);
-    slice_end_ = Clock::now() + slice_;
-    quiet_since_ = Clock::now();
+    rounds_.begin(Clock::now());
     (void)find_index();
   }
 
@@ -689,33 +673,15 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       const std::uint64_t asked = lead_.asked[i++];
       const bool is_held = seen.record.stage == PartStage::kHeld && seen.record.round >= asked;
       if (is_held) ++held;
-      if (is_held && !seen.was_held) {
-        quiet_since_ = Clock::now();
-        others_came_ = others_came_ || asked != round_;
-      }
+      if (is_held && !seen.was_held) rounds_.came_to_rest(Clock::now(), asked);
       seen.was_held = is_held;
     }
     if (held == seen_.size()) return make(kRest, {Verdict::kStill, options_.name, {}, {}});
-    if (!brings_to_rest()) return;
-    const auto now = Clock::now();
-    if (now >= slice_end_) {
-      slice_ = std::min(slice_ * 2, kLongestGroupSlice);
-      slice_end_ = now + slice_;
-      wait_ = kFirstWait;
-      lead_.moment = kFirstGroupMoment;
-    }
-    if (held == 0 || now - quiet_since_ < wait_ || now >= slice_end_ - slice_ / 2) return;
-    wait_ = others_came_ ? kFirstWait : wait_ + wait_ / 2;
-    if (round_ == 0 || others_came_)
-      lead_.moment = kFirstGroupMoment;
-    else
-      lead_.moment = std::min(lead_.moment * 2, kLongestGroupMoment);
-    others_came_ = false;
-    ++round_;
-    quiet_since_ = now;
+    if (!brings_to_rest() || !rounds_.is_due(Clock::now(), held)) return;
+    lead_.moment = rounds_.moment();
     i = 0;
     for (auto& [name, seen] : seen_) {
-      if (std::exchange(seen.was_held, false)) lead_.asked[i] = round_;
+      if (std::exchange(seen.was_held, false)) lead_.asked[i] = rounds_.round();
       ++i;
     }
   }
@@ -731,32 +697,22 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   // up if one is not. False also where it cannot be known yet.
   bool links_are_whole() {
     std::map<std::string, GroupLinks> parts;
-    std::map<std::string, std::string> ends;  // a part's, by the text that its other end has
     for (const auto& [name, seen] : seen_) {
       const auto text = rendezvous_->read(links_file(name), kMostLinksBytes);
       auto links =
           text && *text ? record_from_text<GroupLinks>(**text) : std::optional<GroupLinks>();
       if (!links) return false;
-      for (const auto* list : {&links->established, &links->closing})
-        for (const std::string& link : *list)
-          ends.emplace(reversed(link), name);
       parts.emplace(name, std::move(*links));
     }
-    for (const auto& [name, links] : parts) {
-      for (const std::string& link : links.established) {
-        const auto end = ends.find(link);
-        if (links.may_lead_out || (end != ends.end() && end->second != name)) continue;
-        want(
-            {ErrorCode::kUndumpable,
-             fmt::format("a TCP connection of part {} ({}) leads to no other part, or to one that "
-                         "has another address for it",
-                         name, printable(shortened(link, kMostLinkText))),
-             "try again if it was just being made; else dump with --tcp-established to keep it, or "
-             "--tcp-close to drop all connections"});
-        return false;
-      }
-    }
-    return true;
+    const auto unmatched = find_unmatched_link(parts);
+    if (!unmatched) return true;
+    want({ErrorCode::kUndumpable,
+          fmt::format("a TCP connection of part {} ({}) leads to no other part, or to one that has "
+                      "another address for it",
+                      unmatched->part, printable(shortened(unmatched->link, kMostLinkText))),
+          "try again if it was just being made; else dump with --tcp-established to keep it, or "
+          "--tcp-close to drop all connections"});
+    return false;
   }
 
   // All have done it; or, where that needs no agreement, those that can.
@@ -832,12 +788,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   LeadRecord lead_;
   GroupDecision decision_;
   std::map<std::string, Seen> seen_;
-  std::uint64_t round_ = 0;
-  milliseconds wait_ = kFirstWait;
-  milliseconds slice_ = kFirstGroupSlice;
-  Clock::time_point slice_end_;
-  Clock::time_point quiet_since_;
-  bool others_came_ = false;
+  GroupRounds rounds_;
 };
 
 Result<std::unique_ptr<GroupPart>> GroupPart::join(std::unique_ptr<GroupRendezvous> rendezvous,
