@@ -219,6 +219,77 @@ void set_memory_aside(Interrupt& interrupt) {
   std::set_new_handler(&use_reserve);
 }
 
+// The options that every verb has, also before it.
+struct CommonOptions {
+  bool quiet = false;
+  bool log_json = false;
+};
+
+void add_common(CLI::App& command, Context& context, CommonOptions& common) {
+  command.add_flag("--json", context.json, "print one JSON object instead of text");
+  command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
+  command.add_flag("-q,--quiet", common.quiet, "no progress and no notes");
+  command.add_flag("--log-json", common.log_json,
+                   "say on standard error what there is to say as one JSON object a line; where "
+                   "that is systemd's journal, as fields of it");
+}
+
+std::vector<Verb> add_all(CLI::App& app, const std::vector<std::string>& words, Context& context,
+                          CommonOptions& common) {
+  set_help_format(app);
+  app.footer(kFooter);
+  app.set_help_flag("-h,--help", "print this help");
+  app.set_version_flag("-V,--version", std::string("stasis ") + kVersion, "print the version");
+  app.require_subcommand(1);
+  std::vector<Verb> verbs = add_verbs(app, words);
+  add_common(app, context, common);  // before the verb or after it
+  for (const Verb& verb : verbs) {
+    if (!verb.command->get_group().empty()) verb.command->group("Verbs");
+    add_common(*verb.command, context, common);
+    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.timeouts);
+    if (verb.measures) {
+      add_trace(*verb.command, context.trace);
+      add_metrics_option(*verb.command, context.metrics);
+    }
+    if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
+  }
+  return verbs;
+}
+
+// --help, --version: to be printed, with the exit status.
+int print_asked(const CLI::App& app, Context& context, const CLI::ParseError& asked, bool json) {
+  if (json && dynamic_cast<const CLI::CallForVersion*>(&asked) != nullptr) {
+    context.print({{"version", kVersion}});
+  } else {
+    std::ostringstream text;
+    app.exit(asked, text, text);
+    std::string help = text.str();
+    while (help.ends_with('\n'))
+      help.pop_back();
+    context.terminal.out_block(help);
+  }
+  return context.terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
+}
+
+int run_verb(const Verb& verb, Context& context) {
+  Terminal& terminal = context.terminal;
+  const std::string name = verb.command->get_name();
+  if (verb.acts) install_signal_handlers(context.interrupt, terminal);
+  terminal.log_with("verb", name);
+  if (auto opened = context.begin_metrics(); !opened) return report_error(context, opened.error());
+  if (!context.trace.empty()) trace_begin();
+  auto status = verb.run(context);
+  context.end_trace(name);
+  if (verb.measures) context.end_measures(name, status ? nullptr : &status.error());
+  if (verb.acts && !fault_not_reached().empty()) {
+    terminal.note(fmt::format("the fault of STASIS_FAULT did not come to pass: {} was not reached",
+                              fault_not_reached()));
+  }
+  if (!status) return report_error(context, status.error());
+  const bool lost = terminal.report_lost_output();
+  return lost && *status == 0 ? exit_status(ErrorCode::kIo) : *status;
+}
+
 int run(int argc, char** argv, const Inherited& inherited) {
   Terminal terminal;
   // It may be told until the very end.
@@ -234,36 +305,10 @@ int run(int argc, char** argv, const Inherited& inherited) {
   context.session.ring_bytes = *ring;
 
   CLI::App app(kDescription, "stasis");
-  set_help_format(app);
-  app.footer(kFooter);
-  app.set_help_flag("-h,--help", "print this help");
-  app.set_version_flag("-V,--version", std::string("stasis ") + kVersion, "print the version");
-  app.require_subcommand(1);
-  bool quiet = false;
-  bool log_json = false;
-  const auto add_common = [&](CLI::App& command) {
-    command.add_flag("--json", context.json, "print one JSON object instead of text");
-    command.add_flag("-v,--verbose", context.verbose, "say more: phases and times");
-    command.add_flag("-q,--quiet", quiet, "no progress and no notes");
-    command.add_flag("--log-json", log_json,
-                     "say on standard error what there is to say as one JSON object a line; where "
-                     "that is systemd's journal, as fields of it");
-  };
+  CommonOptions common;
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   take_words_for_options(words);
-  const std::vector<Verb> verbs = add_verbs(app, words);
-  add_common(app);  // before the verb or after it
-  for (const Verb& verb : verbs) {
-    if (!verb.command->get_group().empty()) verb.command->group("Verbs");
-    add_common(*verb.command);
-    if (verb.bounds_driver) add_driver_timeout(*verb.command, context.session.timeouts);
-    if (verb.measures) {
-      add_trace(*verb.command, context.trace);
-      add_metrics_option(*verb.command, context.metrics);
-    }
-    if (verb.moves) add_ring(*verb.command, context.session.ring_bytes);
-  }
-
+  const std::vector<Verb> verbs = add_all(app, words, context, common);
   context.command = take_command(app, words);
   // Also for what is wrong with the others.
   if (std::find(words.begin(), words.end(), "--log-json") != words.end()) terminal.begin_log();
@@ -276,25 +321,13 @@ int run(int argc, char** argv, const Inherited& inherited) {
     const bool is_help = dynamic_cast<const CLI::CallForHelp*>(&error) != nullptr;
     if (is_help && app.get_subcommands().empty() && !what_is_unknown(app, nullptr).empty())
       return report_error(context, usage_error(app, error));  // `stasis help dmup`
-    if (error.get_exit_code() == 0) {                         // --help, --version
-      if (wants_json(argc, argv) && dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr) {
-        context.print({{"version", kVersion}});
-        return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
-      }
-      std::ostringstream text;
-      app.exit(error, text, text);
-      std::string help = text.str();
-      while (help.ends_with('\n'))
-        help.pop_back();
-      terminal.out_block(help);
-      return terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
-    }
+    if (error.get_exit_code() == 0) return print_asked(app, context, error, wants_json(argc, argv));
     context.json = wants_json(argc, argv);
     auto of_a_file = configuration_error(app, defaults, configuration, std::move(words), error);
     return report_error(context, of_a_file ? *of_a_file : usage_error(app, error));
   }
-  if (log_json) terminal.begin_log();  // also by a file
-  terminal.set_quiet(quiet || (context.json && !log_json));
+  if (common.log_json) terminal.begin_log();  // also by a file
+  terminal.set_quiet(common.quiet || (context.json && !common.log_json));
   terminal.set_verbose(context.verbose);
   for (const ConfigFile& file : configuration.files) {
     if (!file.why_not.empty())
@@ -302,30 +335,11 @@ int run(int argc, char** argv, const Inherited& inherited) {
   }
   if (configuration.error && !app.get_subcommand("config")->parsed())
     return report_error(context, *configuration.error);
-  if (auto possible = check_fault_setting(); !possible) {
+  if (auto possible = check_fault_setting(); !possible)
     return report_error(context, possible.error());
-  }
-  for (const Verb& verb : verbs) {
-    if (!verb.command->parsed()) continue;
-    if (verb.acts) install_signal_handlers(interrupt, terminal);
-    terminal.log_with("verb", verb.command->get_name());
-    if (auto opened = context.begin_metrics(); !opened)
-      return report_error(context, opened.error());
-    if (!context.trace.empty()) trace_begin();
-    auto status = verb.run(context);
-    context.end_trace(verb.command->get_name());
-    if (verb.measures)
-      context.end_measures(verb.command->get_name(), status ? nullptr : &status.error());
-    if (verb.acts && !fault_not_reached().empty()) {
-      terminal.note(
-          fmt::format("the fault of STASIS_FAULT did not come to pass: {} was not reached",
-                      fault_not_reached()));
-    }
-    if (!status) return report_error(context, status.error());
-    const bool lost = terminal.report_lost_output();
-    return lost && *status == 0 ? exit_status(ErrorCode::kIo) : *status;
-  }
-  return exit_status(ErrorCode::kInternal);
+  const auto asked = std::find_if(verbs.begin(), verbs.end(),
+                                  [](const Verb& verb) { return verb.command->parsed(); });
+  return asked == verbs.end() ? exit_status(ErrorCode::kInternal) : run_verb(*asked, context);
 }
 
 // No function of ours throws; this is memory or threads that were not to be had, or a bug.

@@ -191,18 +191,15 @@ void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc
   row.reason = agent.until_when(root);
 }
 
+using Asked = std::shared_ptr<Question>;
+
 // Only processes that map the driver's library are asked: the driver itself says nothing about
-// those of others, and a query for each process of a large host would take long.
-Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pending& pending) {
-  Collected out;
-  const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(auto listing, procfs.list());
-  const auto& all_processes = listing.processes;
-  for (const proc::HeldProcess& held : listing.held)
-    out.rows.push_back(unread(held));
-  // What was answered since is no answer to a question of now.
-  std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
-  std::vector<std::shared_ptr<Question>> questions;
+// those of others, and a query for each process of a large host would take long. Those that cannot
+// be asked are rows of `out`.
+std::vector<Asked> ask_all(Driver& driver, const proc::ProcFs& procfs,
+                           const std::vector<proc::ProcessInfo>& all_processes,
+                           const Pending& pending, Collected& out) {
+  std::vector<Asked> questions;
   std::vector<Pid> pids;
   for (const proc::ProcessInfo& info : all_processes)
     pids.push_back(info.pid);
@@ -231,9 +228,20 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
     questions.back()->away_before = agent && *agent && direct::is_away((*agent)->state);
     Question::ask(questions.back());
   }
+  return questions;
+}
+
+struct Found {
+  Asked question;
+  Row row;  // the state, and the reason for none
+};
+
+// Those that use CUDA. Those without an answer in time stay in `pending`.
+std::vector<Found> wait_for_all(const std::vector<Asked>& questions, const proc::ProcFs& procfs,
+                                std::chrono::milliseconds timeout, Pending& pending) {
   const auto until = Clock::now() + timeout;
-  std::vector<std::pair<std::shared_ptr<Question>, Row>> found;
-  for (const auto& question : questions) {
+  std::vector<Found> found;
+  for (const Asked& question : questions) {
     const auto answer = question->wait(until);
     if (answer) {
       std::erase(pending, question);
@@ -252,46 +260,70 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
     } else {
       row.state = cuda_state_name(***answer);
     }
-    found.emplace_back(question, std::move(row));
+    found.push_back({question, std::move(row)});
   }
-  // After the questions: what began meanwhile may be why one has no answer.
+  return found;
+}
+
+// What all rows are filled from: read after the answers, for what began meanwhile may be why one
+// has none.
+struct Surroundings {
   std::vector<JournalEntry> journal;
-  if (auto entries = read_journal()) journal = std::move(*entries);
   std::map<Pid, std::vector<GpuUse>> memory;
+  std::vector<job::JobEntry> jobs;
+};
+
+void fill(Row& row, const Question& question, const proc::ProcFs& procfs,
+          const std::vector<proc::ProcessInfo>& all_processes, Surroundings& around) {
+  const proc::ProcessInfo& info = question.process.info();
+  row.pid = info.pid;
+  row.name = name_of(info.pid, around.jobs, all_processes);
+  row.command = info.comm;
+  if (auto details = procfs.details(info.pid)) {
+    row.user = user_name(details->uid);
+    if (!details->argv.empty()) row.command = join(details->argv);
+  }
+  row.uses = around.memory[info.pid];
+  row.since = procfs.started(info).value_or(0);
+  const auto job = job::job_of(info.pid, around.jobs);
+  if (row.state == "checkpointed") {
+    auto suspended =
+        job ? job::recall_suspended_of(*job, question.process) : recall_suspended(question.process);
+    if (suspended) {
+      row.uses = std::move(suspended->uses);
+      row.since = suspended->since;
+    } else {
+      row.since = 0;  // by another tool
+    }
+  }
+  row.under = under(around.journal, info, job);
+  const auto agent = direct::AgentClient::probe(info.pid);
+  if (agent) row.path = path_of(*agent, row.state);
+  const bool may_wait =
+      row.state == "running" && question.away_before && agent && *agent && (*agent)->waits();
+  if (may_wait) say_whether_it_waits(row, **agent, info, job);
+}
+
+Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pending& pending) {
+  Collected out;
+  const proc::ProcFs procfs;
+  STASIS_TRY_ASSIGN(auto listing, procfs.list());
+  for (const proc::HeldProcess& held : listing.held)
+    out.rows.push_back(unread(held));
+  // What was answered since is no answer to a question of now.
+  std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
+  auto found = wait_for_all(ask_all(driver, procfs, listing.processes, pending, out), procfs,
+                            timeout, pending);
+  Surroundings around;
+  if (auto entries = read_journal()) around.journal = std::move(*entries);
   if (!found.empty()) {
-    if (auto use = driver.memory_by_process()) memory = std::move(*use);
+    if (auto use = driver.memory_by_process()) around.memory = std::move(*use);
     if (auto gpus = driver.gpus()) out.gpus = std::move(*gpus);
   }
-  const std::vector<job::JobEntry> jobs = job::all_jobs();
-  for (auto& [question, row] : found) {
-    const proc::ProcessInfo& info = question->process.info();
-    row.pid = info.pid;
-    row.name = name_of(info.pid, jobs, all_processes);
-    row.command = info.comm;
-    if (auto details = procfs.details(info.pid)) {
-      row.user = user_name(details->uid);
-      if (!details->argv.empty()) row.command = join(details->argv);
-    }
-    row.uses = memory[info.pid];
-    row.since = procfs.started(info).value_or(0);
-    const auto job = job::job_of(info.pid, jobs);
-    if (row.state == "checkpointed") {
-      auto suspended = job ? job::recall_suspended_of(*job, question->process)
-                           : recall_suspended(question->process);
-      if (suspended) {
-        row.uses = std::move(suspended->uses);
-        row.since = suspended->since;
-      } else {
-        row.since = 0;  // by another tool
-      }
-    }
-    row.under = under(journal, info, job);
-    const auto agent = direct::AgentClient::probe(info.pid);
-    if (agent) row.path = path_of(*agent, row.state);
-    const bool may_wait =
-        row.state == "running" && question->away_before && agent && *agent && (*agent)->waits();
-    if (may_wait) say_whether_it_waits(row, **agent, info, job);
-    out.rows.push_back(std::move(row));
+  around.jobs = job::all_jobs();
+  for (Found& one : found) {
+    fill(one.row, *one.question, procfs, listing.processes, around);
+    out.rows.push_back(std::move(one.row));
   }
   std::sort(out.rows.begin(), out.rows.end(),
             [](const Row& a, const Row& b) { return a.pid < b.pid; });

@@ -30,39 +30,11 @@ int parse_signal(std::string text) {
   return 0;
 }
 
-}  // namespace
+constexpr const char* kGroup = "Options for jobs";
 
-void add_job_options(CLI::App& command, RunArguments& arguments) {
-  // What it may not be main() has said already.
-  arguments.job.worker.ring_bytes = ring_of_environment().value_or(arguments.job.worker.ring_bytes);
-  constexpr const char* kGroup = "Options for jobs";
+// When it is saved, and what of it is kept.
+void add_save_options(CLI::App& command, RunArguments& arguments, CLI::Option* dir) {
   job::RunOptions& job = arguments.job;
-  command
-      .add_option("--name", job.name,
-                  "a name by which `stasis suspend`, `resume`, `swap` and others find it, also "
-                  "without --images-dir [job-PID for jobs]")
-      ->type_name("NAME")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            auto good = job::check_job_name(text);
-            return good ? std::string() : good.error().message + ": " + good.error().remedy;
-          },
-          ""));
-  auto* without = command.add_flag_callback(
-      "--no-io-uring", [&job] { job.io_uring = job::IoUring::kKeptOut; },
-      "let it find no io_uring, which CRIU cannot dump and libraries do without, as torchrun's do; "
-      "for a dump as root (by a seccomp filter) [a job that root starts, and torchrun: on]");
-  command
-      .add_flag_callback(
-          "--io-uring", [&job] { job.io_uring = job::IoUring::kAllowed; },
-          "let a job, or torchrun, find io_uring; it cannot be saved while it has a ring open")
-      ->excludes(without);
-  auto* dir = command
-                  .add_option("-D,--images-dir", job.images_dir,
-                              "directory for the images of this one job; the newest there is "
-                              "restored instead of starting COMMAND")
-                  ->type_name("DIR")
-                  ->group(kGroup);
   const auto add_positive = [&](const std::string& name, milliseconds& to,
                                 const std::string& description) {
     const auto take = [name, &to](milliseconds value) {
@@ -108,6 +80,10 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->type_name("N")
       ->needs(dir)
       ->group(kGroup);
+}
+
+// What holds when it is started again.
+void add_restart_options(CLI::App& command, job::RunOptions& job, CLI::Option* dir) {
   command
       .add_option("--once", job.once,
                   "a job that has ended by itself with 0 is not run again when it is started with "
@@ -137,8 +113,9 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
       ->type_name("NAME,...")
       ->needs(dir)
       ->group(kGroup);
-  add_ring(command, job.worker.ring_bytes)->needs(dir)->group(kGroup);
-  job::JobGroup& group = job.worker.group;
+}
+
+void add_group_options(CLI::App& command, job::JobGroup& group, CLI::Option* dir) {
   auto* together =
       command
           .add_option("--group", group.dir,
@@ -161,6 +138,44 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
                    ->needs(together)
                    ->group(kGroup);
   together->needs(parts)->needs(part);
+}
+
+}  // namespace
+
+void add_job_options(CLI::App& command, RunArguments& arguments) {
+  // What it may not be main() has said already.
+  arguments.job.worker.ring_bytes = ring_of_environment().value_or(arguments.job.worker.ring_bytes);
+  job::RunOptions& job = arguments.job;
+  command
+      .add_option("--name", job.name,
+                  "a name by which `stasis suspend`, `resume`, `swap` and others find it, also "
+                  "without --images-dir [job-PID for jobs]")
+      ->type_name("NAME")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            auto good = job::check_job_name(text);
+            return good ? std::string() : good.error().message + ": " + good.error().remedy;
+          },
+          ""));
+  auto* without = command.add_flag_callback(
+      "--no-io-uring", [&job] { job.io_uring = job::IoUring::kKeptOut; },
+      "let it find no io_uring, which CRIU cannot dump and libraries do without, as torchrun's do; "
+      "for a dump as root (by a seccomp filter) [a job that root starts, and torchrun: on]");
+  command
+      .add_flag_callback(
+          "--io-uring", [&job] { job.io_uring = job::IoUring::kAllowed; },
+          "let a job, or torchrun, find io_uring; it cannot be saved while it has a ring open")
+      ->excludes(without);
+  auto* dir = command
+                  .add_option("-D,--images-dir", job.images_dir,
+                              "directory for the images of this one job; the newest there is "
+                              "restored instead of starting COMMAND")
+                  ->type_name("DIR")
+                  ->group(kGroup);
+  add_save_options(command, arguments, dir);
+  add_restart_options(command, job, dir);
+  add_ring(command, job.worker.ring_bytes)->needs(dir)->group(kGroup);
+  add_group_options(command, job.worker.group, dir);
   command
       .add_option("--trace", job.worker.trace,
                   "write what was done when into this file at each save and restore, in place of "

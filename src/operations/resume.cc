@@ -103,111 +103,155 @@ Result<TreeStatus> probe(const Environment& env, Pid root) {
 
 namespace {
 
-Result<Report> resume_alone(const Environment& env, Pid root, const ResumeOptions& options) {
-  Phases phases;
-  std::shared_ptr<ImageContent> named;
-  Result<void> known;
-  if (!options.images_dir.empty()) {
-    auto content = open_named(options.images_dir);
-    if (content)
-      named = std::move(*content);
-    else
-      known = fail(std::move(content.error()));
+// One resume, by the steps of docs/how-it-works.md.
+class ResumeRun {
+ public:
+  // The references outlive it.
+  ResumeRun(const Environment& env, Pid root, const ResumeOptions& options)
+      : env_(env), root_(root), options_(options) {}
+
+  Result<Report> run() {
+    const auto named = open_images();
+    STASIS_TRY(open());
+    if (auto ready = get_ready(named); !ready) return fail(undone(std::move(ready.error())));
+    if (auto restored = restore(); !restored) return fail(undone(std::move(restored.error())));
+    STASIS_TRY(unlock());
+    STASIS_TRY_ASSIGN(const std::uint64_t moved, move_in());
+    opened_->journal->finish();
+    decide_swaps(opened_->group);
+    return report(moved);
   }
-  // For `recover`, which may run in another directory.
-  std::error_code ignored;
-  const std::string where = options.images_dir.empty()
-                                ? std::string()
-                                : std::filesystem::absolute(options.images_dir, ignored).string();
-  STASIS_TRY_ASSIGN(auto opened,
-                    open_group(env, "resume", root, where, false, named.get(), options.gpu_map));
-  Group& group = opened.group;
-  const auto& members = group.members();
-  const bool ran = std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
-    return member.initial && *member.initial != CudaState::kRunning;
-  });
-  auto alone = opened.direct.come_back(env);
-  if (!alone) return fail(roll_back(env, opened, std::move(alone.error())));
-  auto pairs = check_and_plan(env, group, options);
-  if (!pairs) return fail(roll_back(env, opened, std::move(pairs.error())));
-  if (!known) return fail(roll_back(env, opened, std::move(known.error())));
-  // Before what was written down, which may be damaged.
-  if (named) opened.direct.add_image(std::move(named));
-  for (const Process* process : cuda_processes(group)) {
-    const auto memory = recall_suspended(*process);
-    if (!memory || memory->image.empty()) continue;
-    const auto agent = direct::AgentClient::probe(process->pid());
+
+ private:
+  Group& group() { return opened_->group; }
+  Error undone(Error why) { return roll_back(env_, *opened_, std::move(why)); }
+
+  // The images that the user has named. What is wrong with them is said when the tree is open.
+  Result<void> open_images() {
+    if (options_.images_dir.empty()) return {};
+    // For `recover`, which may run in another directory.
+    std::error_code ignored;
+    where_ = std::filesystem::absolute(options_.images_dir, ignored).string();
+    STASIS_TRY_ASSIGN(named_, open_named(options_.images_dir));
+    return {};
+  }
+
+  Result<void> open() {
+    STASIS_TRY_ASSIGN(auto opened, open_group(env_, "resume", root_, where_, false, named_.get(),
+                                              options_.gpu_map));
+    opened_.emplace(std::move(opened));
+    const auto& members = group().members();
+    ran_ = std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
+      return member.initial && *member.initial != CudaState::kRunning;
+    });
+    return {};
+  }
+
+  // Where the GPU memory's content is, and on which GPUs it is to be.
+  Result<void> get_ready(const Result<void>& named) {
+    STASIS_TRY(opened_->direct.come_back(env_));
+    STASIS_TRY_ASSIGN(pairs_, check_and_plan(env_, group(), options_));
+    STASIS_TRY(named);
+    // Before what was written down, which may be damaged.
+    if (named_) opened_->direct.add_image(std::move(named_));
+    for (const Process* process : cuda_processes(group()))
+      STASIS_TRY(add_images_of(*process));
+    STASIS_TRY(opened_->direct.check_found(env_, cuda_processes(group())));
+    opened_->direct.prefetch(env_, cuda_processes(group()), pairs_);
+    STASIS_TRY(fault(FaultPoint::kResumePlanned));
+    return env_.interrupt.check();
+  }
+
+  Result<void> add_images_of(const Process& process) {
+    const auto memory = recall_suspended(process);
+    if (!memory || memory->image.empty()) return {};
+    const auto agent = direct::AgentClient::probe(process.pid());
     if (!agent || !*agent || !(*agent)->of_our_version) {
-      return fail(roll_back(
-          env, opened,
-          refusal(
-              {"agent-version", Severity::kRed, process->pid(),
-               fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
-                           "content is in {}",
-                           process->pid().value, memory->image),
-               "resume it with the stasis that has made the image"})));
+      return fail(refusal(
+          {"agent-version", Severity::kRed, process.pid(),
+           fmt::format("process {} has no agent that this stasis knows, and its GPU memory's "
+                       "content is in {}",
+                       process.pid().value, memory->image),
+           "resume it with the stasis that has made the image"}));
     }
     for (auto& content : find_content(memory->image))
-      opened.direct.add_image(std::move(content));
+      opened_->direct.add_image(std::move(content));
+    return {};
   }
-  auto done = opened.direct.check_found(env, cuda_processes(group));
-  if (!done) return fail(roll_back(env, opened, std::move(done.error())));
-  opened.direct.prefetch(env, cuda_processes(group), *pairs);
-  done = fault(FaultPoint::kResumePlanned);
-  if (done) done = env.interrupt.check();
-  if (done) {
-    phases.begin("restore");
-    done = group.restore(*pairs, env.progress);
+
+  Result<void> restore() {
+    phases_.begin("restore");
+    STASIS_TRY(group().restore(pairs_, env_.progress));
+    // Past this point going on is the way out, also for who finds our record: every process is
+    // whole on the GPU, and an unlock is quicker than a checkpoint.
+    for (GroupMember& member : group().members()) {
+      if (member.initial) member.initial = CudaState::kRunning;
+    }
+    opened_->direct.settle();
+    return {};
   }
-  if (!done) return fail(roll_back(env, opened, std::move(done.error())));
-  // Past this point going on is the way out, also for who finds our record: every process is whole
-  // on the GPU, and an unlock is quicker than a checkpoint.
-  for (GroupMember& member : group.members()) {
-    if (member.initial) member.initial = CudaState::kRunning;
+
+  Result<void> unlock() {
+    phases_.begin("unlock");
+    auto done = opened_->journal->update(journal_targets(group().members()));
+    if (done) done = group().unlock();
+    if (done) done = verify_states(group(), CudaState::kRunning);
+    phases_.end();
+    if (!done) {
+      // What rolling back comes to, now.
+      auto on = group().roll_back();
+      if (!on) return fail(rolled_back(env_, *opened_, std::move(done.error()), std::move(on)));
+      env_.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
+    }
+    group().dismiss();
+    return {};
   }
-  opened.direct.settle();
-  phases.begin("unlock");
-  done = opened.journal->update(journal_targets(group.members()));
-  if (done) done = group.unlock();
-  if (done) done = verify_states(group, CudaState::kRunning);
-  phases.end();
-  if (!done) {
-    // What rolling back comes to, now.
-    auto on = group.roll_back();
-    if (!on) return fail(rolled_back(env, opened, std::move(done.error()), std::move(on)));
-    env.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
+
+  // The bytes that did not go by the driver.
+  Result<std::uint64_t> move_in() {
+    auto moved = opened_->direct.move_in(env_, cuda_processes(group()), phases_);
+    phases_.end();
+    if (!moved) {
+      Error why =
+          stands_still(std::move(moved.error()), root_, try_by_themselves(cuda_processes(group())));
+      if (why.code != ErrorCode::kNotRolledBack)
+        opened_->journal->finish();
+      else if (!where_.empty())
+        (void)opened_->journal->forget_image();
+      return fail(std::move(why));
+    }
+    fault_only(FaultPoint::kResumeVerified);
+    for (const GroupMember& member : group().members())
+      forget_suspended(member.process);
+    return moved;
   }
-  group.dismiss();
-  auto moved = opened.direct.move_in(env, cuda_processes(group), phases);
-  if (!moved) {
-    Error why =
-        stands_still(std::move(moved.error()), root, try_by_themselves(cuda_processes(group)));
-    if (why.code != ErrorCode::kNotRolledBack)
-      opened.journal->finish();
-    else if (!where.empty())
-      (void)opened.journal->forget_image();
-    return fail(std::move(why));
+
+  Report report(std::uint64_t moved) {
+    Report out;
+    out.root = root_;
+    out.processes = report_processes(group());
+    out.total = phases_.total();
+    out.direct_bytes = moved;
+    out.was_so = ran_ && moved == 0;
+    out.phases = phases_.take();
+    return out;
   }
-  phases.end();
-  fault_only(FaultPoint::kResumeVerified);
-  for (const GroupMember& member : group.members())
-    forget_suspended(member.process);
-  opened.journal->finish();
-  decide_swaps(group);
-  Report report;
-  report.root = root;
-  report.processes = report_processes(group);
-  report.total = phases.total();
-  report.direct_bytes = *moved;
-  report.was_so = ran && *moved == 0;
-  report.phases = phases.take();
-  return report;
-}
+
+  const Environment& env_;
+  const Pid root_;
+  const ResumeOptions& options_;
+  Phases phases_;
+  std::string where_;  // of the images that the user has named, absolute; empty: none
+  std::shared_ptr<ImageContent> named_;
+  std::optional<OpenedGroup> opened_;
+  bool ran_ = false;  // before
+  std::vector<GpuPair> pairs_;
+};
 
 }  // namespace
 
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
-  auto report = resume_alone(env, root, options);
+  auto report = ResumeRun(env, root, options).run();
   if (options.part == nullptr) return report;
   if (!report) return fail(options.part->give_up(std::move(report.error())));
   auto others = options.part->finish();
