@@ -86,7 +86,7 @@ class Error(RuntimeError):
 
 
 class Usage(Error, ValueError):
-    """The request makes no sense."""
+    """The arguments are malformed."""
 
     code = "usage"
 
@@ -98,7 +98,7 @@ class Interrupted(Error):
 
 
 class Internal(Error):
-    """A bug of Stasis, or an answer that cannot be."""
+    """A bug in Stasis, or an impossible answer."""
 
     code = "internal"
 
@@ -224,7 +224,7 @@ class DeviceMapInvalid(Error, ValueError):
 
 
 class GpuMismatch(Error):
-    """The GPUs here cannot take what the image holds."""
+    """The GPUs here cannot hold the memory of the image."""
 
     code = "gpu-mismatch"
 

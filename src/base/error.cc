@@ -9,14 +9,14 @@ namespace {
 // 3 the process is not there, 4 it has no CUDA, 5 get permission, 6 wait for or mend its state,
 // 7 try again, 8 driver, 9 CRIU, 10 the image, 11 make room, 12 run `stasis recover`.
 constexpr std::array kRows = {
-    ErrorInfo{ErrorCode::kUsage, "usage", 2, "the request makes no sense",
-              "an unknown option, a value that is none, options that exclude each other",
+    ErrorInfo{ErrorCode::kUsage, "usage", 2, "the command line or the arguments are malformed",
+              "an unknown option, an invalid value, options that exclude each other",
               "see `--help`"},
     ErrorInfo{ErrorCode::kInterrupted, "interrupted", 130,
-              "a signal stopped us; everything was rolled back",
+              "a signal stopped the operation; everything was rolled back",
               "SIGINT, SIGTERM, SIGHUP or SIGQUIT; the exit status is 128 and the signal's number",
               ""},
-    ErrorInfo{ErrorCode::kInternal, "internal", 1, "our own bug, or an answer that cannot be", "",
+    ErrorInfo{ErrorCode::kInternal, "internal", 1, "a bug in Stasis, or an impossible answer", "",
               "report it, with the message"},
     ErrorInfo{ErrorCode::kIo, "io", 1,
               "a system call on a file failed; or the operation is done, but its result could not "
@@ -29,7 +29,7 @@ constexpr std::array kRows = {
     ErrorInfo{
         ErrorCode::kNoSuchProcess, "no-such-process", 3, "there is no process with this number",
         "it has ended, or has another number here (a container's PID namespace)", "`stasis ps`"},
-    ErrorInfo{ErrorCode::kProcessGone, "process-gone", 3, "it ended while we worked on it",
+    ErrorInfo{ErrorCode::kProcessGone, "process-gone", 3, "the process ended during the operation",
               "it finished, crashed, or was killed; with its number taken by another process since",
               "start it again, or restore it from an image"},
     ErrorInfo{ErrorCode::kZombie, "zombie", 3, "it has exited and waits for its parent", "",
@@ -94,7 +94,7 @@ constexpr std::array kRows = {
               "the GPU map is ill-formed, names an unknown GPU, or one twice", "",
               "OLD=NEW,...: each a UUID, an index or a PCI address of a GPU that there is"},
     ErrorInfo{ErrorCode::kGpuMismatch, "gpu-mismatch", 11,
-              "the GPUs here cannot take what the image holds",
+              "the GPUs here cannot hold the memory of the image",
               "other models, fewer GPUs, `CUDA_VISIBLE_DEVICES`; the simulated GPU, or a real one",
               "`--device-map`, or another machine"},
     ErrorInfo{ErrorCode::kOutOfGpuMemory, "out-of-gpu-memory", 11,

@@ -17,9 +17,9 @@ namespace stasis {
 // The closed list, in the order of stasis_code, which has STASIS_OK before it. A new code comes
 // last and needs a row in the catalogue (src/base/error.cc), from which docs/errors.md is made.
 enum class ErrorCode {
-  kUsage,              // the caller asked for something that makes no sense
+  kUsage,              // the command line or the arguments are malformed
   kInterrupted,        // a signal asked us to stop; everything was rolled back
-  kInternal,           // our own bug, or an answer that cannot be
+  kInternal,           // a bug in Stasis, or an impossible answer
   kIo,                 // a system call on a file failed
   kNoSpace,            // the disk is full
   kNoSuchProcess,      // there is no such process
@@ -40,7 +40,7 @@ enum class ErrorCode {
   kNotSupported,       // the driver cannot do this with this process (managed memory, ...)
   kDeviceMapUnsupported,
   kDeviceMapInvalid,  // the GPU map cannot be completed to what the driver demands
-  kGpuMismatch,       // the GPUs here cannot take what the image holds
+  kGpuMismatch,       // the GPUs here cannot hold the memory of the image
   kOutOfGpuMemory,
   kOutOfHostMemory,
   kCriuMissing,

@@ -205,7 +205,7 @@ Verb add_doctor(CLI::App& app) {
                    "also look at the disk of this directory")
       ->type_name("DIR");
   command->add_flag("!--no-trial", options->machine.trial,
-                    "do not suspend and resume a process of our own on each GPU");
+                    "do not suspend and resume a test process on each GPU");
   add_criu_path(*command, options->machine.criu_path);
   return {command, [options](Context& context) { return run(context, *options); }, true, true, true,
           false};

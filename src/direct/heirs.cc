@@ -106,8 +106,8 @@ Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessSha
   if (silent.empty()) return {};
   return fail(refusal(
       {"imported-memory", Severity::kRed, processes[orphan->second].pid,
-       fmt::format("GPU memory whose owner cannot be reached, and that a process which is not in "
-                   "the tree, and has closed the sockets of its agent, may still have{}",
+       fmt::format("GPU memory whose owner cannot be reached; a process outside of the tree that "
+                   "has closed the sockets of its agent may still use it{}",
                    listed(silent)),
        "name the process that both are below, or try again when the other has ended",
        Override::kIgnoreObstacles}));
@@ -146,8 +146,8 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
     const std::string named = listed(holders.named);
     return fail(refusal(
         {"exported-memory", Severity::kRed, pid,
-         fmt::format("GPU memory whose first owner has ended, has freed it or is reached no more, "
-                     "and that another process, which is not in the tree, has, too{}",
+         fmt::format("GPU memory whose owner has ended, has freed it or cannot be reached; a "
+                     "process outside of the tree uses it, too{}",
                      named.empty() ? " (which one is not seen from here)" : named),
          "name the process that both are below, or try again when the other has given it up",
          Override::kIgnoreObstacles}));

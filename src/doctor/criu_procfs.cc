@@ -36,8 +36,8 @@ constexpr Kind kOutside{
     "close them before the dump, or keep those processes until the restore"};
 constexpr Kind kPressure{
     "pressure-trigger", Severity::kYellow,
-    "has files of pressure stall information open for writing: what it has asked to be told of "
-    "(poll) is lost, and each poll of them says at once that there is an error",
+    "has a trigger on pressure stall information (/proc/pressure): a restore loses it, and each "
+    "poll() of the file reports an error",
     "open them anew when poll() says POLLERR, or after the restore"};
 
 bool is_on(Pid pid, const std::string& link, std::uint32_t magic) {

@@ -62,8 +62,8 @@ constexpr Kind kSharedDirectory{"process-directory", Severity::kRed,
 
 // CRIU clones all of them with SIGCHLD.
 constexpr Kind kExitSignal{"exit-signal", Severity::kYellow,
-                           "tells its parent of its end by another signal than SIGCHLD, or by none "
-                           "(clone), and a restored one does so by SIGCHLD",
+                           "has an exit signal other than SIGCHLD, or none (clone); a restored "
+                           "process has SIGCHLD",
                            "start it with SIGCHLD as its signal, or have its parent wait with "
                            "__WALL and take SIGCHLD as well"};
 

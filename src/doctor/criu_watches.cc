@@ -9,8 +9,8 @@ namespace {
 
 constexpr Kind kNotify{
     "dnotify", Severity::kYellow,
-    "watches folders by dnotify (fcntl with F_NOTIFY), of which the kernel does not tell what for: "
-    "a restored process is not told of changes any more",
+    "watches directories by dnotify (fcntl with F_NOTIFY); the kernel does not say which, and a "
+    "restored process gets no more notifications",
     "use inotify, whose watches are kept, or let the program watch them anew"};
 
 }  // namespace

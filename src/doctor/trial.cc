@@ -276,12 +276,12 @@ Obstacle no_start(const Driver& driver, const std::string& gpu, const Message& m
   }
   if (message.said == Said::kNoLibrary) {
     return red("trial",
-               fmt::format("{}: a process of our own cannot use the driver library: {}", gpu,
+               fmt::format("{}: a test process cannot use the driver library: {}", gpu,
                            message.text.data()),
                "install the whole driver library");
   }
   const std::string what =
-      fmt::format("{}: a process of our own cannot use it: {}", gpu, refusal(driver, message));
+      fmt::format("{}: a test process cannot use it: {}", gpu, refusal(driver, message));
   // Work of other programs is no fault of the machine.
   if (message.cu_result == cuda::CUDA_ERROR_OUT_OF_MEMORY)
     return yellow("trial", what, kTryWhenFree);
@@ -344,10 +344,10 @@ std::optional<Obstacle> try_gpu(Driver& driver, const std::string& gpu, Child& c
   const auto ended = [&](const std::string& when) -> std::optional<Obstacle> {
     if (!interrupt.check()) return std::nullopt;
     const std::string how = child.end();
-    return red("trial",
-               fmt::format("{}: the process of our own ended {}{}{}", gpu, when,
-                           how.empty() ? "" : ": ", how),
-               kLookFurther);
+    return red(
+        "trial",
+        fmt::format("{}: the test process ended {}{}{}", gpu, when, how.empty() ? "" : ": ", how),
+        kLookFurther);
   };
   if (!child.tell(kBegin)) return ended("at once");
   const auto first = child.listen(interrupt);
@@ -361,8 +361,8 @@ std::optional<Obstacle> try_gpu(Driver& driver, const std::string& gpu, Child& c
     Obstacle obstacle =
         from_error(full ? Severity::kYellow : Severity::kRed, "trial", times.error());
     const std::string how = child.end();
-    obstacle.what = fmt::format("{}: a process of our own cannot be suspended and resumed: {}{}{}",
-                                gpu, obstacle.what, how.empty() ? "" : "; ", how);
+    obstacle.what = fmt::format("{}: a test process cannot be suspended and resumed: {}{}{}", gpu,
+                                obstacle.what, how.empty() ? "" : "; ", how);
     // Most remedies are for programs that one wants to keep.
     if (times.error().code != ErrorCode::kNotPermitted || obstacle.remedy.empty())
       obstacle.remedy = full ? kTryWhenFree : kLookFurther;
@@ -373,17 +373,16 @@ std::optional<Obstacle> try_gpu(Driver& driver, const std::string& gpu, Child& c
   if (!last) return ended("after it was resumed");
   if (last->said == Said::kRefused) {
     return red("trial",
-               fmt::format("{}: after it was resumed, a process of our own cannot use it: {}", gpu,
+               fmt::format("{}: after it was resumed, a test process cannot use it: {}", gpu,
                            refusal(driver, *last)),
                kLookFurther);
   }
   if (last->said != Said::kIntact) {
-    return red("trial",
-               fmt::format("{}: the memory of a process of our own came back changed", gpu),
+    return red("trial", fmt::format("{}: the memory of a test process came back changed", gpu),
                "do not checkpoint programs here; look for errors of the GPU (nvidia-smi -q)");
   }
   return green("trial",
-               fmt::format("{}: a process of our own was suspended in {} and resumed in "
+               fmt::format("{}: a test process was suspended in {} and resumed in "
                            "{}, its memory intact",
                            gpu, format_seconds(times->suspend), format_seconds(times->resume)));
 }

@@ -372,8 +372,9 @@ void set_signalling(const SystemCall& make, const proc::AddressSpace& space,
       if (is_set_within(file) && !set(ask, file, at)) ++failed;
   });
   if (failed > 0)
-    lost.push_back(fmt::format("process {}: whom {} of its files signal (F_SETOWN_EX, O_ASYNC)",
-                               space.pid().value, failed));
+    lost.push_back(
+        fmt::format("process {}: the process that {} of its files signal (F_SETOWN_EX, O_ASYNC)",
+                    space.pid().value, failed));
 }
 
 Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<std::string>& lost) {
@@ -418,7 +419,7 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
         }
         for (const ListenerRecord& listener : state.listeners) {
           STASIS_TRY(set(SYS_listen, {word(listener.descriptor), word(listener.backlog)},
-                         "whom those see that connect to one of its sockets (SO_PEERCRED)"));
+                         "the user and process that peers of its sockets see (SO_PEERCRED)"));
         }
         lock_again(asker(make), pid, state, lost);
         if (state.lock_new != 0) {

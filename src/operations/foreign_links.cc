@@ -100,13 +100,13 @@ class Walk {
 };
 
 constexpr const char* kRemedy =
-    "put what the job had back in its place, without a link; or make the link root's (`chown -h "
-    "root LINK`) if it leads where it shall; or restore as the user whose link it is";
+    "put the file back in its place, without a link; or give the link to root (`chown -h root "
+    "LINK`) if its target is right; or restore as the user who owns the link";
 
 Error leads_elsewhere(const std::string& name, const Walk& walk) {
   return {ErrorCode::kNotPermitted,
-          fmt::format("what the job had as {} is to be found by way of {}, a link of user {}, who "
-                      "could let it lead to any file of this user's",
+          fmt::format("the path of the job's file {} goes through {}, a link that belongs to user "
+                      "{}, who can point it at any file of the user who restores",
                       printable(name), printable(walk.foreign()), walk.owner()),
           kRemedy};
 }

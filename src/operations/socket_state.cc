@@ -195,12 +195,12 @@ class Noter {
     for (const auto& [name, listener] : listeners_) {
       if (listener.maker_is_there) continue;
       lost_.add(listener.pid, listener.descriptor,
-                "as whom those see its maker that connect to it (SO_PEERCRED)");
+                "the user and process that its peers see as its maker (SO_PEERCRED)");
     }
     if (with_peers_ > 0)
       lost_.add(
-          fmt::format("whom {} connected unix sockets name at their other end (SO_PEERCRED): "
-                      "the user becomes the one who restores, and the process one of the two",
+          fmt::format("the peer credentials of {} connected unix sockets (SO_PEERCRED): they name "
+                      "the user who restores, and one of the two processes",
                       with_peers_));
     record_.addresses.assign(addresses_.begin(), addresses_.end());
     record_.connection_addresses.assign(connections_.begin(), connections_.end());

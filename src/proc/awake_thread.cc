@@ -71,8 +71,8 @@ Result<AwakeThread> AwakeThread::wake(Pid pid, Tid thread) {
   if (!status) return fail(gone(pid, thread));
   if (status->tracer != static_cast<int>(::syscall(SYS_gettid))) {
     return fail(ErrorCode::kBusy,
-                fmt::format("thread {} of process {} is traced by {}, and not by us", thread.value,
-                            pid.value, status->tracer),
+                fmt::format("thread {} of process {} is traced by {}, and not by stasis",
+                            thread.value, pid.value, status->tracer),
                 "wait for that to end, or detach it");
   }
   AwakeThread awake(pid, thread, false);

@@ -626,7 +626,7 @@ os.unlink('$theirs/gone')"
   for file in "$theirs"/{read,mapped}; do
     lead_to "$file" "$secret"
     refused 5 not-permitted restore --images-dir "$image" --detach
-    assert_contains "$err" "$file is to be found by way of $file, a link of user 65534"
+    assert_contains "$err" "file $file goes through $file, a link that belongs to user 65534"
     mv "$file.kept" "$file"
     # After the look, when CRIU begins.
     cat >"$criu" <<END
@@ -643,7 +643,7 @@ END
   # On the way to a deleted file, which CRIU makes again, and takes away.
   lead_to "$theirs" "$BATS_TEST_TMPDIR"
   refused 5 not-permitted restore --images-dir "$image" --detach
-  assert_contains "$err" "is to be found by way of $theirs, a link of user 65534"
+  assert_contains "$err" "goes through $theirs, a link that belongs to user 65534"
   rm "$theirs"
   # A link of root leads where root wants, also to a user whose namespace does not know root.
   ln -s "$theirs.kept" "$theirs"

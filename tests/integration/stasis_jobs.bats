@@ -414,7 +414,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   kill -TERM "$RUN"
   ends_with 75
   # Those that were connected keep what a restore gives them, and cannot be told otherwise.
-  told "2 connected unix sockets name at their other end"
+  told "the peer credentials of 2 connected unix sockets"
   start_run
   told "goes on"
   target_goes_on
@@ -426,7 +426,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   start_run
   job_is_up
   saves 000001
-  told "whom 2 connected unix sockets name at their other end (SO_PEERCRED)"
+  told "the peer credentials of 2 connected unix sockets (SO_PEERCRED)"
 }
 
 @test "a command that cannot be started: with --json one object says so" {

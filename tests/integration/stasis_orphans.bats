@@ -81,7 +81,7 @@ start_orphans() {
 @test "memory that outlives its owner, and that a process of another tree has, too, is refused" {
   start_orphans ends 2
   refused 8 not-supported suspend "${CHILDREN[0]}"
-  assert_contains "$err" "another process, which is not in the tree, has, too: process ${CHILDREN[1]} (python3)"
+  assert_contains "$err" "a process outside of the tree uses it, too: process ${CHILDREN[1]} (python3)"
   target_goes_on
   suspended_and_resumed
 }
@@ -155,7 +155,7 @@ start_orphans() {
   kill -CONT "${CHILDREN[0]}"
   target_goes_on
   refused 8 not-supported suspend "${CHILDREN[1]}"
-  assert_contains "$err" "may still have: process ${CHILDREN[0]} (python3)"
+  assert_contains "$err" "may still use it: process ${CHILDREN[0]} (python3)"
   target_goes_on
   suspended_and_resumed
 }
