@@ -775,7 +775,7 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   for id in watch-flags exit-signal; do assert_equal "$(lights $id)" yellow "$id"; done
   done_by dump "$TARGET" --images-dir "$image" --leave-running
   assert_contains "$err" "IN_ONESHOT, IN_EXCL_UNLINK of inode"
-  assert_contains "$err" "by another signal than SIGCHLD, or by none (clone), and a restored one does so by SIGCHLD: signal 10"
+  assert_contains "$err" "has an exit signal other than SIGCHLD, or none (clone); a restored process has SIGCHLD: signal 10"
   [[ -z $kept ]] || assert_contains "$err" "watches deleted files"
   [[ -z $cgroup ]] || assert_contains "$err" "in another cgroup than the root of the tree"
   ! grep -q "attribute set" "$TARGET_LOG" || assert_contains "$err" "user.kept of /memfd:named"

@@ -636,7 +636,7 @@ exec $(real_criu) "\$@"
 END
     chmod +x "$criu"
     refused 5 not-permitted restore --images-dir "$image" --detach --criu "$criu"
-    assert_contains "$err" "a link of user 65534"
+    assert_contains "$err" "a link that belongs to user 65534"
     [[ ! -e /proc/$TARGET ]]
     mv "$file.kept" "$file"
   done
