@@ -18,7 +18,6 @@
 #include "abi/agent_thread.h"
 #include "activation.h"
 #include "copiers.h"
-#include "copy_ahead.h"
 #include "deepbind_scan.h"
 #include "eviction.h"
 #include "exported_fds.h"
@@ -26,6 +25,7 @@
 #include "intercept.h"
 #include "ipc_broker.h"
 #include "managed.h"
+#include "precopy.h"
 #include "session.h"
 #include "sharing.h"
 #include "thread.h"
@@ -90,7 +90,7 @@ void in_forked_child() {
   if (holds_page(g_fd)) ::close(g_fd);
   g_fd = -1;
   g_page.store(nullptr);  // not mapped here: MADV_DONTFORK
-  heed_copy_ahead(nullptr);
+  heed_precopy(nullptr);
   g_started.store(false);
   g_ending.store(false);
   g_forks_pass.store(false);
@@ -120,9 +120,9 @@ bool make_page() {
   page->version = direct::kAgentVersion;
   page->bytes = sizeof(ControlPage);
   page->pid = ::getpid();
-  page->copied_ahead = direct::CopiedAhead::kNo;
+  page->precopy_state = direct::PrecopyState::kNo;
   page->services = services_made();
-  heed_copy_ahead(&page->copied_ahead);
+  heed_precopy(&page->precopy_state);
   page->origin = is_attached() ? direct::AgentOrigin::kHooked : direct::AgentOrigin::kStarted;
   g_page.store(page);
   return true;
@@ -136,7 +136,7 @@ void Agent::start() {
       ::pthread_atfork(&before_fork, &after_fork, &in_forked_child) + std::atexit(&at_exit);
   if (registered != 0) return;
   if (make_page() && start_thread(&run_agent, nullptr)) return;
-  heed_copy_ahead(nullptr);
+  heed_precopy(nullptr);
   if (auto* page = g_page.exchange(nullptr)) ::munmap(page, sizeof *page);
   if (g_fd >= 0) ::close(g_fd);
   g_fd = -1;

@@ -11,11 +11,11 @@
 #include "abi/agent_thread.h"
 #include "activation.h"
 #include "agent.h"
-#include "copy_ahead.h"
 #include "eviction_internal.h"
 #include "gate.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "precopy.h"
 #include "sharing.h"
 
 namespace stasis::preload::hooks {
@@ -136,7 +136,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     }
     if (physical && unneeded.empty()) return CUDA_SUCCESS;
   }
-  wait_for_copy_ahead();
+  wait_for_precopy();
   const auto result = driver().cuMemRelease(unneeded.front());
   if (result == CUDA_SUCCESS) forget_multicasts(handle, 0, 0);
   return result;

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "abi/futex.h"
-#include "copy_ahead.h"
 #include "eviction_internal.h"
 #include "intercept.h"
 #include "ipc_broker.h"
+#include "precopy.h"
 
 namespace stasis::preload {
 
@@ -246,7 +246,7 @@ bool defer_in_capture(CUdeviceptr address, const Allocation& allocation) {
 }
 
 void release(const Unneeded& unneeded) {
-  if (!unneeded.empty()) wait_for_copy_ahead();
+  if (!unneeded.empty()) wait_for_precopy();
   for (const auto handle : unneeded)
     driver().cuMemRelease(handle);
 }

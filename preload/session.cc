@@ -101,7 +101,7 @@ void Session::set_buffer(std::uint64_t address, std::uint64_t bytes) {
 
 bool Session::undoes_on_its_own() const {
   const auto now = state();
-  return page_.copied_ahead.load(std::memory_order_relaxed) != direct::CopiedAhead::kNo ||
+  return page_.precopy_state.load(std::memory_order_relaxed) != direct::PrecopyState::kNo ||
          now == AgentState::kClosed || now == AgentState::kEvicted || now == AgentState::kFilling ||
          (now == AgentState::kRunning && (buffer_bytes_ > 0 || has_reserve()));
 }

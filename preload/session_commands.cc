@@ -11,7 +11,6 @@
 #include "abi/fd_table.h"
 #include "attached.h"
 #include "copiers.h"
-#include "copy_ahead.h"
 #include "deadline.h"
 #include "deepbind_scan.h"
 #include "device_wait.h"
@@ -23,6 +22,7 @@
 #include "local_memory.h"
 #include "managed.h"
 #include "pools.h"
+#include "precopy.h"
 #include "session.h"
 #include "sharing.h"
 
@@ -351,7 +351,7 @@ void Session::close_sockets() {
 // The peer has died: the agent makes the program run again by itself; if the device has no room
 // now, at the next poll.
 void Session::undo() {
-  end_copy_ahead();
+  end_precopy();
   close_exported();
   close_sockets();
   // Only a tool can ask the owners of the memory that is missing.

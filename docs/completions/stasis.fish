@@ -143,7 +143,7 @@ complete -c stasis -n '__stasis_verb dump' -l group -x -d 'together with the too
 complete -c stasis -n '__stasis_verb dump' -l group-secret -x -d 'with --group tcp://HOST:PORT: a file, of this user or root and closed to all others, that is the same on all nodes'
 complete -c stasis -n '__stasis_verb dump' -l parts -x -d 'with --group: how many tools take part, of all nodes'
 complete -c stasis -n '__stasis_verb dump' -l part -x -d 'with --group: what messages call this part [HOST-PID]'
-complete -c stasis -n '__stasis_verb dump' -l host-memory -x -a 'auto criu parallel' -d 'by whom large host memory is moved [auto]'
+complete -c stasis -n '__stasis_verb dump' -l host-memory -x -a 'auto criu parallel' -d 'what copies large host memory: the tool (parallel) or CRIU [auto]'
 complete -c stasis -n '__stasis_verb dump' -l pre-copy -x -a 'auto on off' -d 'with --leave-running: copy large host memory, and before a job\'s first save GPU memory, while the job runs, and only what has changed since while it stands still [auto]'
 complete -c stasis -n '__stasis_verb dump' -l criu -r -F -d 'the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]'
 complete -c stasis -n '__stasis_verb dump' -l json -d 'print one JSON object instead of text'

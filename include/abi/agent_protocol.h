@@ -172,7 +172,7 @@ struct AgentShare {
 
 // Whether a tool has the program's memory mapped while the program runs, to copy it ahead of a
 // save.
-enum class CopiedAhead : std::uint32_t {
+enum class PrecopyState : std::uint32_t {
   kUnknown = 0,  // the agent is of an earlier version and does not look
   kNo = 1,
   kCopies = 2,  // written by the tool
@@ -193,7 +193,7 @@ struct ControlPage {
   // The number of a request that its peer has cancelled: kClose ends soon, as at its deadline.
   std::atomic<std::uint32_t> abandoned;
   std::uint64_t arguments[2];
-  std::atomic<CopiedAhead> copied_ahead;
+  std::atomic<PrecopyState> precopy_state;
   // Sockets on which the agent has ever listened for those that want memory. If the process has
   // fewer, the program has closed some, and may still have what it gave out there.
   std::uint32_t services;

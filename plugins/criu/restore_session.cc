@@ -29,8 +29,9 @@ Result<std::string> map_or_file(std::string text) {
   return read_file(AT_FDCWD, text, kMapLimit);
 }
 
-// What the user wishes: CRIU's option, else the environment, else a file in the image's directory.
-Result<std::vector<GpuMapEntry>> wished_map() {
+// What the user asks for: CRIU's option, else the environment, else a file in the image's
+// directory.
+Result<std::vector<GpuMapEntry>> asked_map() {
   constexpr const char* kOption = "device-map";
   constexpr const char* kVariable = "STASIS_DEVICE_MAP";
   constexpr const char* kMapFile = "cuda-device-map";
@@ -104,7 +105,7 @@ Result<std::unique_ptr<RestoreSession>> RestoreSession::begin(std::shared_ptr<Dr
 }
 
 Result<void> RestoreSession::plan() {
-  STASIS_TRY_ASSIGN(auto entries, wished_map());
+  STASIS_TRY_ASSIGN(auto entries, asked_map());
   auto here = driver_->gpus();
   if (!here) {
     // Where NVML is missing (in some containers) only what cannot be done without it is refused.

@@ -42,7 +42,7 @@ struct LinkMap {
 
 tl::unexpected<Error> unknown(std::string_view what) {
   return fail(ErrorCode::kNotSupported,
-              fmt::format("its C library is none that is known: {}", what));
+              fmt::format("its C library is unknown to the tool: {}", what));
 }
 
 bool is_c_library(std::string_view name) {

@@ -429,7 +429,8 @@ Result<Inside> Inside::open(Pid pid) {
   AddressSpace space = std::move(*bound);
   STASIS_TRY(fault(FaultPoint::kInsideChecked));
   const auto within = [&](Error why) {
-    why.message = fmt::format("process {} is not to be looked into: {}", pid.value, why.message);
+    why.message =
+        fmt::format("the tool makes no calls inside process {}: {}", pid.value, why.message);
     return fail(std::move(why));
   };
   // First of all: a program that is just starting has one, and a library that says as little of its

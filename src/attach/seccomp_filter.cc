@@ -90,10 +90,11 @@ constexpr Call kLibraryCalls[] = {
 };
 
 tl::unexpected<Error> filtered(Pid pid, std::string_view why) {
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("process {} is not to be looked into: its system calls are filtered "
-                          "(seccomp), and {}",
-                          pid.value, why));
+  return fail(
+      ErrorCode::kNotSupported,
+      fmt::format("the tool makes no calls inside process {}: its system calls are filtered "
+                  "(seccomp), and {}",
+                  pid.value, why));
 }
 
 Result<void> check_filter(Pid pid, std::span<const sock_filter> program,

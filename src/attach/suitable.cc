@@ -41,7 +41,7 @@ bool all_alike(const std::string& numbers) {
 
 tl::unexpected<Error> left_alone(Pid pid, std::string_view why, std::string remedy = {}) {
   return fail(ErrorCode::kNotSupported,
-              fmt::format("process {} is not to be looked into: {}", pid.value, why),
+              fmt::format("the tool makes no calls inside process {}: {}", pid.value, why),
               std::move(remedy));
 }
 

@@ -25,7 +25,7 @@ enum class HeldUpBy { kMappings, kPage };
 bool run_within(Pid process, std::function<void()> work, HeldUpBy cause = HeldUpBy::kMappings);
 
 // Calls `work` with the index of each of the processes in turn, all on one thread; each has the
-// time of one alone. Which of them have come back: what the others give is not to be looked at.
+// time of one alone. Returns which calls came back; the results of the others are not to be read.
 std::vector<bool> run_within_each(std::vector<Pid> processes, std::function<void(std::size_t)> work,
                                   HeldUpBy cause = HeldUpBy::kMappings);
 

@@ -9,7 +9,7 @@
 //     error        the step returns an error
 //     target-dies  the root of the tree under operation is killed
 //     criu-dies    the criu that runs is killed
-//     mover-dies   the process that copies GPU memory for us is killed
+//     mover-dies   the mover is killed
 //     disk-full    the disk with STASIS_FAULT_FILL, a directory, is filled to its last byte
 //     no-memory    this process and the two helpers above get no more memory than they have, nor do
 //                  those that they start: mmap(), malloc() and new threads fail (RLIMIT_AS, _DATA)

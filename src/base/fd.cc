@@ -108,7 +108,7 @@ Result<UniqueFd> open_checked(int directory, const std::string& path, int access
                               const FileCheck& accept) {
   STASIS_TRY_ASSIGN(auto place, open_file(directory, path, O_PATH | (access & O_NOFOLLOW)));
   struct stat info {};
-  if (::fstat(place.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (::fstat(place.get(), &info) != 0) return fail(errno_error("cannot stat " + path, errno));
   // An O_PATH descriptor of a link that is not followed is one of the link itself.
   if (S_ISLNK(info.st_mode)) return fail(errno_error("cannot open " + path, ELOOP));
   if (!accept(info)) {

@@ -56,7 +56,7 @@ Result<void> GroupDirectory::renew() {
     return fail(errno_error("cannot make " + path_, errno));
   STASIS_TRY_ASSIGN(fd_, open_file(parent_.get(), name_, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   struct stat info {};
-  if (::fstat(fd_.get(), &info) != 0) return fail(errno_error("cannot look at " + path_, errno));
+  if (::fstat(fd_.get(), &info) != 0) return fail(errno_error("cannot stat " + path_, errno));
   if ((info.st_uid == ::geteuid() || info.st_uid == 0) && (info.st_mode & 0022) == 0) return {};
   return fail(ErrorCode::kNotPermitted,
               fmt::format("the directory of the group {} belongs to user {}, mode {:04o}: others "

@@ -231,7 +231,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     return std::max(rest, milliseconds(1));
   }
 
-  Result<std::optional<microseconds>> at_rest() {
+  Result<std::optional<microseconds>> wait_until_quiesced() {
     {
       const std::lock_guard lock(mutex_);
       own_.stage = PartStage::kHeld;
@@ -249,7 +249,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     return std::optional<microseconds>(view_.moment);
   }
 
-  bool is_at_rest() const {
+  bool is_quiesced() const {
     const std::lock_guard lock(mutex_);
     return view_.decision.verdict == Verdict::kStill;
   }
@@ -303,7 +303,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   bool agrees() const { return options_.operation != "resume" && options_.operation != "start"; }
   // Its programs run until they rest: that has a deadline, and needs moments. Those that are
   // restored stand still as soon as they are there, which takes as long as their images are large.
-  bool brings_to_rest() const { return agrees() && options_.operation != "restore"; }
+  bool quiesces() const { return agrees() && options_.operation != "restore"; }
   // Before a dump comes what a part may do while its programs run.
   bool is_soon_ready() const { return !agrees() || options_.operation == "suspend"; }
 
@@ -523,7 +523,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
             "see why the others did not come, or give them more time (--timeout; a "
             "job, --grace)"});
     }
-    const bool rests = brings_to_rest() && decision_.verdict == Verdict::kNone && lead_.complete;
+    const bool rests = quiesces() && decision_.verdict == Verdict::kNone && lead_.complete;
     const auto limit = options_.timeout + (leads_ ? milliseconds(0) : kGrace);
     if (!rests || complete_at_ == Clock::time_point() || Clock::now() - complete_at_ <= limit)
       return;
@@ -536,8 +536,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
                                  shortened(lead_.leader, kMostName), quiet_text(lead_changed_)));
     }
     want({ErrorCode::kTimeout,
-          fmt::format("the GPU work of part {} did not come to rest within {} ms",
-                      listed(late, ", "), options_.timeout.count()),
+          fmt::format("the GPU work of part {} was not quiesced within {} ms", listed(late, ", "),
+                      options_.timeout.count()),
           "give it more time (--timeout), or try when fewer kernels are in flight"});
   }
 
@@ -577,7 +577,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       if (!lead_.linked) look_for_links();
       look_for_end();
     } else {
-      look_for_rest();
+      look_for_quiescence();
     }
   }
 
@@ -666,18 +666,18 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     (void)find_index();
   }
 
-  void look_for_rest() {
+  void look_for_quiescence() {
     std::size_t held = 0;
     std::size_t i = 0;
     for (auto& [name, seen] : seen_) {
       const std::uint64_t asked = lead_.asked[i++];
       const bool is_held = seen.record.stage == PartStage::kHeld && seen.record.round >= asked;
       if (is_held) ++held;
-      if (is_held && !seen.was_held) rounds_.came_to_rest(Clock::now(), asked);
+      if (is_held && !seen.was_held) rounds_.part_quiesced(Clock::now(), asked);
       seen.was_held = is_held;
     }
     if (held == seen_.size()) return make(kRest, {Verdict::kStill, options_.name, {}, {}});
-    if (!brings_to_rest() || !rounds_.is_due(Clock::now(), held)) return;
+    if (!quiesces() || !rounds_.is_due(Clock::now(), held)) return;
     lead_.moment = rounds_.moment();
     i = 0;
     for (auto& [name, seen] : seen_) {
@@ -806,11 +806,13 @@ std::string GroupPart::id() const { return herald_->id(); }
 const Interrupt& GroupPart::interrupt() const { return herald_->interrupt(); }
 Result<void> GroupPart::wait_for_all() { return herald_->enter(PartStage::kReady); }
 milliseconds GroupPart::left() const { return herald_->left(); }
-Result<std::optional<microseconds>> GroupPart::at_rest() { return herald_->at_rest(); }
+Result<std::optional<microseconds>> GroupPart::wait_until_quiesced() {
+  return herald_->wait_until_quiesced();
+}
 Result<void> GroupPart::agree_on_links(const GroupLinks& links) {
   return herald_->agree_on_links(links);
 }
-bool GroupPart::is_at_rest() const { return herald_->is_at_rest(); }
+bool GroupPart::is_quiesced() const { return herald_->is_quiesced(); }
 Result<void> GroupPart::finish() { return herald_->enter(PartStage::kDone); }
 Error GroupPart::give_up(Error why) { return herald_->give_up(std::move(why)); }
 

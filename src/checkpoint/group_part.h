@@ -88,10 +88,10 @@ class GroupPart {
   // is decided,
   // and they stay so. A time: let them go on for so long, quiesce them and call again. Others wait
   // for these.
-  Result<std::optional<std::chrono::microseconds>> at_rest();
-  bool is_at_rest() const;
-  // Of a dump, after at_rest(): the connections of this part are locked. Waits until those of all
-  // parts are, and each is known to both of its ends.
+  Result<std::optional<std::chrono::microseconds>> wait_until_quiesced();
+  bool is_quiesced() const;
+  // Of a dump, after wait_until_quiesced(): the connections of this part are locked. Waits until
+  // those of all parts are, and each is known to both of its ends.
   Result<void> agree_on_links(const GroupLinks& links);
   // Called when the local part is done: waits until all are, or it is decided that all go back.
   Result<void> finish();

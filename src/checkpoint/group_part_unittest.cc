@@ -89,7 +89,7 @@ class GroupPartTest : public testing::Test {
     if (done) done = part.wait_for_all();
     if (done) done = step(Step::kReady);
     for (bool rests = false; done && !rests;) {
-      auto moment = part.at_rest();
+      auto moment = part.wait_until_quiesced();
       if (!moment)
         done = fail(std::move(moment.error()));
       else if (*moment)
@@ -182,7 +182,7 @@ TEST_F(GroupPartTest, OneThatDoesNotComeToRestIsNamedAndAllGoOn) {
     for (const End& end : run_all(3, {{who, slow}})) {
       EXPECT_FALSE(end.done);
       EXPECT_EQ(end.code, ErrorCode::kTimeout);
-      EXPECT_THAT(end.message, HasSubstr("did not come to rest within 500 ms"));
+      EXPECT_THAT(end.message, HasSubstr("was not quiesced within 500 ms"));
     }
   }
 }
@@ -310,7 +310,7 @@ TEST_F(GroupPartTest, AConnectionHasToBeKnownToBothEnds) {
       GroupPart& part = **joined;
       auto done = part.wait_for_all();
       for (bool rests = false; done && !rests;) {
-        auto moment = part.at_rest();
+        auto moment = part.wait_until_quiesced();
         rests = moment && !*moment;
         if (!moment) done = fail(std::move(moment.error()));
       }
@@ -365,7 +365,7 @@ TEST_F(GroupPartTest, ARestoreIsOfOneDumpAndHasNoDeadlineOnceAllHaveCome) {
       if (done && i == 1) std::this_thread::sleep_for(2 * timeout_);
       if (done) {
         // No part that stands is let go on for a moment.
-        const auto moment = part.at_rest();
+        const auto moment = part.wait_until_quiesced();
         EXPECT_TRUE(!moment || !*moment);
         if (!moment) done = fail(Error(moment.error()));
       }
@@ -527,7 +527,7 @@ TEST_F(GroupPartTest, TimeToAgree) {
     return std::chrono::duration<double, std::milli>(Clock::duration(ticks)).count();
   };
   fmt::print(
-      "{} parts: all ready {:.0f} ms, at rest {:.0f} ms later ({:.0f} after the first), all "
+      "{} parts: all ready {:.0f} ms, quiesced {:.0f} ms later ({:.0f} after the first), all "
       "of it {:.0f} ms\n",
       parts, ms(last_ready), ms(last_rest) - ms(last_ready), ms(last_rest) - ms(first_ready),
       ms((Clock::now() - start).count()));

@@ -9,7 +9,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// How long nothing may happen before those that rest are let go on, and for how long, as in
+// How long nothing may happen before the quiesced parts are let go on, and for how long, as in
 // quiesce_round.cc; a command takes two polls to be heard and answered.
 constexpr milliseconds kFirstWait{20};
 constexpr microseconds kFirstGroupMoment{500};
@@ -27,7 +27,7 @@ void GroupRounds::begin(Clock::time_point now) {
   quiet_since_ = now;
 }
 
-void GroupRounds::came_to_rest(Clock::time_point now, std::uint64_t asked) {
+void GroupRounds::part_quiesced(Clock::time_point now, std::uint64_t asked) {
   quiet_since_ = now;
   others_came_ = others_came_ || asked != round_;
 }

@@ -1,6 +1,7 @@
-// When the part that leads a group lets the parts that rest go on, so that one that waits for them
-// can come to rest, too: a kernel of one may wait for a message of another's. As quiesce_round.cc
-// has it for the processes of one node. docs/adr/0058-jobs-of-several-nodes.md.
+// When the part that leads a group lets the quiesced parts go on for a moment, so that those that
+// wait for them can be quiesced, too: a kernel of one may wait for a message of another's.
+// quiesce_round.cc does the same for the processes of one node.
+// docs/adr/0058-jobs-of-several-nodes.md.
 //
 // Private to src/checkpoint. Touches nothing; one thread at a time.
 #pragma once
@@ -15,11 +16,11 @@ namespace stasis {
 
 class GroupRounds {
  public:
-  // All parts are there, and begin to come to rest.
+  // All parts are there, and begin to be quiesced.
   void begin(Clock::time_point now);
-  // A part has come to rest, in `asked`, the last round in which it was let go on.
-  void came_to_rest(Clock::time_point now, std::uint64_t asked);
-  // Whether those that rest are to go on, for moment(), in round(), which is a new one then.
+  // A part is quiesced. `asked`: the last round in which it was let go on.
+  void part_quiesced(Clock::time_point now, std::uint64_t asked);
+  // Whether the quiesced parts are to go on for moment(), in round(), which is a new one then.
   // `rest`: how many do.
   bool is_due(Clock::time_point now, std::size_t rest);
 

@@ -20,7 +20,7 @@ class GroupRoundsTest : public testing::Test {
 
 TEST_F(GroupRoundsTest, NoneIsLetGoOnBeforeOneRestsAndNothingHasHappenedForAWhile) {
   EXPECT_FALSE(after(milliseconds(100), 0));
-  rounds_.came_to_rest(now_, 0);
+  rounds_.part_quiesced(now_, 0);
   EXPECT_FALSE(after(milliseconds(19), 1));
   EXPECT_TRUE(after(milliseconds(1), 1));
   EXPECT_EQ(rounds_.round(), 1U);
@@ -30,11 +30,11 @@ TEST_F(GroupRoundsTest, NoneIsLetGoOnBeforeOneRestsAndNothingHasHappenedForAWhil
 TEST_F(GroupRoundsTest, TheMomentDoublesUntilAnotherComesToRest) {
   EXPECT_TRUE(after(milliseconds(20), 1));
   // The same one, let go on in that round.
-  rounds_.came_to_rest(now_, rounds_.round());
+  rounds_.part_quiesced(now_, rounds_.round());
   EXPECT_FALSE(after(milliseconds(29), 1));
   EXPECT_TRUE(after(milliseconds(1), 1));
   EXPECT_EQ(rounds_.moment(), microseconds(1000));
-  rounds_.came_to_rest(now_, 0);
+  rounds_.part_quiesced(now_, 0);
   EXPECT_TRUE(after(milliseconds(45), 2));
   EXPECT_EQ(rounds_.moment(), microseconds(500));
   EXPECT_EQ(rounds_.round(), 3U);

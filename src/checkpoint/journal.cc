@@ -130,12 +130,13 @@ Result<void> check_way_to(const std::string& directory) {
   const auto absolute = std::filesystem::absolute(directory, failed).string();
   const proc::TrustedPath judged = proc::judge_path(absolute);
   if (judged.why_not.empty()) return {};
-  return fail(ErrorCode::kNotPermitted,
-              fmt::format("another user could put another directory into the place of the state "
-                          "directory {}: {}",
-                          directory, judged.why_not),
-              "name one by STASIS_STATE_DIR in whose folders only root, or in which only the owner "
-              "of a name, can change names, such as /run/stasis or a new one in /tmp");
+  return fail(
+      ErrorCode::kNotPermitted,
+      fmt::format("another user could put another directory into the place of the state "
+                  "directory {}: {}",
+                  directory, judged.why_not),
+      "set STASIS_STATE_DIR to a directory whose parents only root can change, or that have "
+      "the sticky bit, such as /run/stasis or a new one in /tmp");
 }
 
 Result<std::string> made_private(std::string directory) {
@@ -147,7 +148,7 @@ Result<std::string> made_private(std::string directory) {
   // In /tmp another user could have made it first.
   struct stat info {};
   if (::lstat(directory.c_str(), &info) != 0) {
-    return fail(errno_error("cannot look at the state directory " + directory, errno));
+    return fail(errno_error("cannot stat the state directory " + directory, errno));
   }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 0022) != 0) {
     return fail(

@@ -93,7 +93,7 @@ class Round {
     return std::any_of(places_.begin(), places_.end(),
                        [step](const Place& place) { return place.step == step; });
   }
-  // Nothing that could still happen would bring all of them to rest, or all are.
+  // Nothing that could still happen would quiesce all of them, or all are.
   bool decided() const { return all(Step::kHeld) || any(Step::kTimedOut) || any(Step::kFailed); }
 
   void supervise() {

@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kLockPause{4};
 Result<void> overwrite(const std::string& path, std::string text) {
   STASIS_TRY_ASSIGN(auto fd, open_file(AT_FDCWD, path, O_WRONLY | O_NOFOLLOW));
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (::fstat(fd.get(), &info) != 0) return fail(errno_error("cannot stat " + path, errno));
   text.resize(std::max(text.size(), static_cast<std::size_t>(info.st_size)), ' ');
   STASIS_TRY(write_all(fd.get(), text.data(), text.size(), path));
   return fd.close(path);

@@ -177,7 +177,7 @@ Verb add_dump(CLI::App& app) {
                                         : way == "parallel" ? HostMemoryWay::kParallel
                                                             : HostMemoryWay::kAutomatic;
           },
-          "by whom large host memory is moved [auto]")
+          "what copies large host memory: the tool (parallel) or CRIU [auto]")
       ->check(one_of({"auto", "criu", "parallel"}));
   command
       ->add_option_function<std::string>(

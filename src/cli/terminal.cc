@@ -285,7 +285,8 @@ bool Terminal::report_lost_output() noexcept {
     error(
         {ErrorCode::kIo,
          fmt::format("the result cannot be written to standard output: {}", std::strerror(number)),
-         "give it one that takes it; what was done to processes stays done, and `stasis ps` "
+         "redirect it to a place that accepts it; what was done to processes stays done, and "
+         "`stasis ps` "
          "shows it"});
   });
   return true;

@@ -86,7 +86,7 @@ CriuLog CriuLog::read(const UniqueFd& directory, const std::string& name) {
 
 Result<CriuLog> CriuLog::read(const UniqueFd& file) {
   struct stat info = {};
-  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot look at the log", errno));
+  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot stat the log", errno));
   std::string text(static_cast<std::size_t>(std::min(info.st_size, kMaxRead)), '\0');
   const off_t start = info.st_size - static_cast<off_t>(text.size());
   std::size_t have = 0;

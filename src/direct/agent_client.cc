@@ -62,9 +62,9 @@ const char* agent_command_name(AgentCommand command) {
     case AgentCommand::kBuffer:
       return "have a buffer";
     case AgentCommand::kPin:
-      return "keep its device memory";
+      return "pin its device memory";
     case AgentCommand::kUnpin:
-      return "let go of its device memory";
+      return "unpin its device memory";
     case AgentCommand::kShares:
       return "say what it shares with other processes";
     case AgentCommand::kDetach:
@@ -89,21 +89,21 @@ void AgentClient::Unmap::operator()(ControlPage* page) const {
   ::munmap(page, sizeof(ControlPage));
 }
 
-bool AgentClient::begin_copy_ahead() {
-  auto none = CopiedAhead::kNo;
-  return page_->copied_ahead.compare_exchange_strong(none, CopiedAhead::kCopies);
+bool AgentClient::begin_precopy() {
+  auto none = PrecopyState::kNo;
+  return page_->precopy_state.compare_exchange_strong(none, PrecopyState::kCopies);
 }
 
-void AgentClient::end_copy_ahead() {
-  auto copies = CopiedAhead::kCopies;
-  if (page_->copied_ahead.compare_exchange_strong(copies, CopiedAhead::kNo)) return;
-  auto ends = CopiedAhead::kEnds;
-  if (!page_->copied_ahead.compare_exchange_strong(ends, CopiedAhead::kNo)) return;
-  futex::wake_all(reinterpret_cast<std::atomic<std::uint32_t>&>(page_->copied_ahead), true);
+void AgentClient::end_precopy() {
+  auto copies = PrecopyState::kCopies;
+  if (page_->precopy_state.compare_exchange_strong(copies, PrecopyState::kNo)) return;
+  auto ends = PrecopyState::kEnds;
+  if (!page_->precopy_state.compare_exchange_strong(ends, PrecopyState::kNo)) return;
+  futex::wake_all(reinterpret_cast<std::atomic<std::uint32_t>&>(page_->precopy_state), true);
 }
 
 bool AgentClient::wants_its_memory() const {
-  return page_->copied_ahead.load(std::memory_order_relaxed) == CopiedAhead::kEnds;
+  return page_->precopy_state.load(std::memory_order_relaxed) == PrecopyState::kEnds;
 }
 
 bool AgentClient::has_few_zeros() const {
@@ -296,7 +296,7 @@ std::chrono::milliseconds copy_time(std::uint64_t bytes) {
       static_cast<std::int64_t>(static_cast<double>(std::min(bytes, kMost)) / kSlowestRate * 1000));
 }
 
-Result<void> AgentClient::refill(const Fill& fill) {
+Result<void> AgentClient::repopulate(const Fill& fill) {
   const auto copying = copy_time(bytes());
   const bool away = state() == AgentState::kHeld || state() == AgentState::kEvicted ||
                     state() == AgentState::kFilling;
@@ -320,7 +320,7 @@ Result<void> AgentClient::refill(const Fill& fill) {
 
 Result<void> AgentClient::bring_back(const Fill& fill,
                                      const std::function<Result<void>(AgentClient&)>& before_open) {
-  STASIS_TRY(refill(fill));
+  STASIS_TRY(repopulate(fill));
   if (state() == AgentState::kRunning) return {};
   if (before_open) STASIS_TRY(before_open(*this));
   return ask(AgentCommand::kOpen, 0, kMappingTimeout);

@@ -160,10 +160,10 @@ class AgentClient {
   std::uint64_t managed_areas() const { return figures_.managed_areas; }
   std::uint32_t detached_count() const { return figures_.detached; }
 
-  // From here on until end_copy_ahead() a tool has the program's memory mapped while the program
+  // From here on until end_precopy() a tool has the program's memory mapped while the program
   // runs, which waits for that end when it gives memory back. False: the agent does not know how.
-  bool begin_copy_ahead();
-  void end_copy_ahead();
+  bool begin_precopy();
+  void end_precopy();
   // By any thread.
   bool wants_its_memory() const;
 
@@ -184,7 +184,7 @@ class AgentClient {
 
   using Fill = std::function<Result<void>(const AgentClient&)>;
   // Takes its memory again, with its content; the gate stays closed. As bring_back().
-  Result<void> refill(const Fill& fill = {});
+  Result<void> repopulate(const Fill& fill = {});
   // Makes the program run with its memory, whatever the agent's state, by the agent alone, which
   // needs no mover and takes its time. The driver must not hold the process. `fill` writes content
   // that is elsewhere into the buffer; without it such a process stays as it is, kWrongState.

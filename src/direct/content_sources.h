@@ -15,8 +15,8 @@
 
 namespace stasis {
 
-// What of an image to copy ahead, while the programs run.
-struct CopyAheadLimits {
+// What of an image to pre-copy while the programs run.
+struct GpuPrecopyLimits {
   std::uint64_t least = 0;        // bytes of GPU memory from which on it is worth it
   std::uint64_t image_bytes = 0;  // that the image may have, about
 };
@@ -25,7 +25,7 @@ struct CopyAheadLimits {
 struct IntoImage {
   const UniqueFd& image_dir;
   ContentOptions options;
-  std::optional<CopyAheadLimits> ahead = {};  // nothing: not ahead
+  std::optional<GpuPrecopyLimits> ahead = {};  // nothing: not ahead
 };
 
 class ContentSources {

@@ -129,9 +129,9 @@ class GpuMemory {
   const ContentRecord* content() const;
   // Bytes of it that an earlier image had already.
   std::uint64_t reused_bytes() const;
-  // Of these, what was copied ahead and is in the image.
+  // Of these, what was pre-copied and is in the image.
   std::uint64_t precopied_bytes() const;
-  // The image's room for what was copied ahead in vain is free again. When the programs run.
+  // The image's room for what was pre-copied in vain is free again. When the programs run.
   void give_back_room();
   // All of it went past the page cache.
   bool direct_io() const;

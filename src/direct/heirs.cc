@@ -109,7 +109,7 @@ Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessSha
        fmt::format("GPU memory whose owner cannot be reached; a process outside of the tree that "
                    "has closed the sockets of its agent may still use it{}",
                    listed(silent)),
-       "name the process that both are below, or try again when the other has ended",
+       "name the common ancestor of both processes, or try again when the other has ended",
        Override::kIgnoreObstacles}));
 }
 
@@ -149,7 +149,7 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
          fmt::format("GPU memory whose owner has ended, has freed it or cannot be reached; a "
                      "process outside of the tree uses it, too{}",
                      named.empty() ? " (which one is not seen from here)" : named),
-         "name the process that both are below, or try again when the other has given it up",
+         "name the common ancestor of both processes, or try again when the other has given it up",
          Override::kIgnoreObstacles}));
   }
   return {};

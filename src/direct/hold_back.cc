@@ -58,7 +58,7 @@ Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& 
   for (;;) {
     STASIS_TRY(settles ? hold_back_settled(env, group, agents, part.left(), standing)
                        : hold_back(env, group, agents, part.left(), standing));
-    STASIS_TRY_ASSIGN(const auto moment, part.at_rest());
+    STASIS_TRY_ASSIGN(const auto moment, part.wait_until_quiesced());
     if (!moment) return fault(FaultPoint::kPartAtRest);
     STASIS_TRY(open_gates(agents));
     group.forget_gates();

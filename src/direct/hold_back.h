@@ -26,7 +26,7 @@ Result<void> hold_back(const Environment& env, Group& group, AgentSet& agents,
 Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& agents,
                                std::chrono::milliseconds timeout, const Standing& standing);
 
-// The same as part of a group of several nodes (`settles` or not, as above): all parts are at rest
+// The same as part of a group of several nodes (`settles` or not, as above): all parts are quiesced
 // when it returns without an error. After GroupPart::wait_for_all().
 Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& agents,
                                 GroupPart& part, bool settles, const Standing& standing);

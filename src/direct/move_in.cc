@@ -72,10 +72,10 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
 }
 
 // By the agent alone, which needs no mover and takes its time. Its gate stays closed.
-Result<void> refill(const MemoryState& state, AgentClient& agent) {
+Result<void> repopulate(const MemoryState& state, AgentClient& agent) {
   // A page answers, too, when another process has it.
   STASIS_TRY(agent.address_space()->check_current());
-  return agent.refill([&state](const AgentClient& held) -> Result<void> {
+  return agent.repopulate([&state](const AgentClient& held) -> Result<void> {
     constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
     STASIS_TRY_ASSIGN(auto content, state.content.content_of(held));
     direct::RemoteMemory buffer(held.address_space(), held.buffer_address(), held.bytes());
@@ -218,7 +218,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   // program runs before they have. Otherwise one after the other, so that no two need a buffer at
   // the same time.
   const bool together = any_detached(state.agents);
-  std::map<Pid, Result<void>> refilled;
+  std::map<Pid, Result<void>> repopulated;
   if (state.mover && state.content.needs_image()) {
     state.prefetch.reserve_both();
     (void)repopulate(state);
@@ -226,7 +226,7 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
       for (auto& agent : state.agents) {
         if (agent.state() != AgentState::kFilling) continue;
         if (together)
-          refilled.emplace(agent.pid(), Result<void>());
+          repopulated.emplace(agent.pid(), Result<void>());
         else
           (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
       }
@@ -235,15 +235,15 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   // The agents need that room.
   (void)state.prefetch.release();
   // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
-  const auto refill_one = [&](AgentClient& agent) -> Result<void> {
-    auto back = refill(state, agent);
+  const auto repopulate_one = [&](AgentClient& agent) -> Result<void> {
+    auto back = repopulate(state, agent);
     if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
       back = {};
     return back;
   };
   for (auto& agent : state.agents)
-    if (together && agent.pidfd().alive() && !refilled.contains(agent.pid()))
-      refilled.emplace(agent.pid(), refill_one(agent));
+    if (together && agent.pidfd().alive() && !repopulated.contains(agent.pid()))
+      repopulated.emplace(agent.pid(), repopulate_one(agent));
   const auto shared = attach_all(state);
   if (!shared) {
     messages = shared.error().message;
@@ -251,8 +251,8 @@ Result<void> bring_back_all(MemoryState& state, bool ends_them) {
   }
   for (auto& agent : state.agents) {
     if (!agent.pidfd().alive()) continue;
-    const auto before = refilled.find(agent.pid());
-    auto back = before == refilled.end() ? refill_one(agent) : std::move(before->second);
+    const auto before = repopulated.find(agent.pid());
+    auto back = before == repopulated.end() ? repopulate_one(agent) : std::move(before->second);
     // Beside it others miss what they had of it, or of each other.
     if (back && !shared && agent.share_count() != 0) {
       remedies = then_recover(shared.error().remedy, agent.pid());

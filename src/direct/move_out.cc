@@ -13,7 +13,7 @@
 
 #include "base/fault_point.h"
 #include "direct/agent_lookup.h"
-#include "direct/copy_ahead.h"
+#include "direct/gpu_precopy.h"
 #include "direct/hold_back.h"
 #include "direct/left_to_driver.h"
 #include "direct/move_in.h"
@@ -201,30 +201,30 @@ class MoveOut {
     state_.mover.settle();
     if (done && options_.image) done = state_.content.begin_image(env_, *options_.image);
     if (done) done = fault(FaultPoint::kDirectPrepared);
-    if (done && copies_ahead()) done = copy_ahead();
+    if (done && precopies()) done = precopy();
     if (done && state_.mover) keep_on_gpus();
     return done;
   }
 
   // The mover works beside the programs then: not where its context is made when they stand still.
-  bool copies_ahead() const {
+  bool precopies() const {
     return options_.image != nullptr && !plan_.mover_when_quiesced &&
            is_worth_copying_ahead(env_, *options_.image, agents_.bytes());
   }
 
   // The gates close for a moment, so that the agents can name all memory.
-  Result<void> copy_ahead() {
+  Result<void> precopy() {
     phases_.begin("GPU pre-copy");
     STASIS_TRY(state_.mover.prepare_digests(env_));
     STASIS_TRY(hold_back(env_, group_, agents_, options_.timeout, standing()));
     STASIS_TRY(agents_.allow_pieces());
-    STASIS_TRY_ASSIGN(auto ahead, CopyAhead::begin(agents_));
+    STASIS_TRY_ASSIGN(auto ahead, GpuPrecopy::begin(agents_));
     for (AgentClient& agent : agents_)
       STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
     group_.forget_gates();
     if (ahead) STASIS_TRY(ahead->run(env_, state_.mover, *state_.content.into()));
-    return fault(FaultPoint::kDirectCopiedAhead);
+    return fault(FaultPoint::kDirectPrecopied);
   }
 
   std::function<void(bool)> standing() {
@@ -443,7 +443,7 @@ class MoveOut {
     if (list.empty()) return {};
     return fail(
         refusal({"no-agent", Severity::kRed, first,
-                 fmt::format("no agent that has GPU memory to give away is in process {}", list),
+                 fmt::format("no agent with GPU memory that it can move in process {}", list),
                  "start it with `stasis run`; without --path direct the driver moves its memory"}));
   }
 

@@ -28,7 +28,7 @@ struct QuiesceOptions {
   bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
   Retry again = Retry::kNone;        // what the error of the try before had; its reason is told
   std::function<void()> on_quiesced = {};  // as in SuspendOptions
-  // Of a group of several nodes: nothing is copied or evicted before all its parts are at rest.
+  // Of a group of several nodes: nothing is copied or evicted before all its parts are quiesced.
   GroupPart* part = nullptr;
 };
 

@@ -132,12 +132,12 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds timeout,
     if (!message && message.error().code == ErrorCode::kProcessGone) {
       (void)helper_.end_after(kEndTimeoutMs);
       const std::string& how = helper_.how_it_ended();
-      return lost("the process that copies GPU memory " +
+      return lost("the mover process " +
                   (how.empty() ? std::string("closed its connection") : how));
     }
     if (!message) {
       (void)helper_.end();
-      return lost("the process that copies GPU memory was ended: " + message.error().message);
+      return lost("the mover process was ended: " + message.error().message);
     }
     if (*message) return std::move(**message);
     if (pulse != nullptr && silence_.count() != 0) {
@@ -147,16 +147,16 @@ Result<Channel::Message> MoverProcess::answer(Stop& stop, milliseconds timeout,
       if (silent >= silence_) {
         (void)helper_.end();
         was_silent_ = true;
-        return lost(fmt::format(
-            "the process that copies GPU memory did nothing for {} and was ended: the GPU does not "
-            "end a copy, or the driver hangs",
-            format_seconds(silence_)));
+        return lost(
+            fmt::format("the mover process did nothing for {} and was ended: the GPU does not "
+                        "end a copy, or the driver hangs",
+                        format_seconds(silence_)));
       }
     }
     if (!stop.go_on() && !given_up) given_up = Clock::now() + timeout;
     if (!given_up || Clock::now() < *given_up) continue;
     const bool gone = helper_.end();
-    return lost(fmt::format("the process that copies GPU memory did not stop and was {} ({})",
+    return lost(fmt::format("the mover process did not stop and was {} ({})",
                             gone ? "ended" : "left behind, stuck in the kernel",
                             stop.result().error().message));
   }
@@ -186,7 +186,7 @@ Result<void> MoverProcess::start_driver(const MoverOptions& options, const Inter
   const auto done = message.as<pr::Done>();
   if (!done || message.descriptors.size() != 1) {
     (void)helper_.end();
-    return lost("the process that copies GPU memory sent a malformed message");
+    return lost("the mover process sent a malformed message");
   }
   // All pages are there: this only enters them in our page tables, while the target still runs.
   auto ring = HostMapping::make(message.descriptors.front(), done->bytes, default_threads(1));
@@ -315,7 +315,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
   const auto done = message->as<pr::Done>();
   if (!done) {
     (void)helper_.end();
-    return lost("the process that copies GPU memory sent a malformed message");
+    return lost("the mover process sent a malformed message");
   }
   return report_of(*done);
 }
@@ -357,7 +357,7 @@ Result<CopyReport> MoverProcess::prefetch(const std::vector<PrefetchRequest>& re
       parts.push_back({one.gpu, one.room, part.offset, part.bytes});
     }
   }
-  Span span(TraceKind::kMover, "copy ahead");
+  Span span(TraceKind::kMover, "prefetch");
   Stop stop(interrupt, deadline, "prefetching GPU memory");
   const pr::PrefetchOf ask{.deadline_ns = ns_of(deadline)};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::PrefetchPart>(parts)));
@@ -376,7 +376,7 @@ Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watche
   if (const auto done = message.as<pr::Done>()) return report_of(*done);
   if (!message.as<pr::Begin>()) {
     (void)helper_.end();
-    return lost("the process that copies GPU memory sent a malformed message");
+    return lost("the mover process sent a malformed message");
   }
   return serve(std::move(message.descriptors), content, stop, watched);
 }

@@ -93,10 +93,11 @@ Result<void> check_outside(const std::vector<ProcessShares>& processes) {
     if (count == 0) continue;
     return fail(refusal(
         {"exported-memory", Severity::kRed, process.pid,
-         fmt::format("GPU memory that a device or another host may use, which is not told when it "
-                     "moves (a dma-buf, as for a network card or GDRCopy, or a fabric handle): "
-                     "process {} has given out {}",
-                     process.pid.value, count == 1 ? "1 piece" : fmt::format("{} pieces", count)),
+         fmt::format(
+             "GPU memory that a device or another host may use (a dma-buf, as for a network "
+             "card or GDRCopy, or a fabric handle), and that no tool can tell when the "
+             "memory moves: process {} has given out {}",
+             process.pid.value, count == 1 ? "1 piece" : fmt::format("{} pieces", count)),
          "try again when that memory is freed, or start it without: NCCL_NET_GDR_LEVEL=LOC, "
          "UCX_IB_GPU_DIRECT_RDMA=n; fabric handles: NCCL_MNNVL_ENABLE=0",
          Override::kIgnoreObstacles}));
@@ -117,10 +118,10 @@ Result<void> check_imports(const std::vector<ProcessShares>& importers,
     if (whose.empty()) return refuse_lost_owner(process.pid, orphans);
     return refuse_import(
         process.pid,
-        fmt::format("GPU memory of a process that is not in the tree: process {} has imported "
-                    "{}{}, which the driver cannot restore (the job would be lost)",
+        fmt::format("GPU memory of a process outside of the tree: process {} has imported {}{}; "
+                    "the driver cannot restore it (the job would be lost)",
                     process.pid.value, pieces(orphans.count, orphans.bytes), whose),
-        "name the process that both are below, and start all of them with `stasis run`");
+        "name the common ancestor of both processes, and start all of them with `stasis run`");
   }
   return {};
 }
@@ -147,8 +148,8 @@ Result<void> check_owners_live(const std::vector<ProcessShares>& importers,
         may_be_had_elsewhere(process.pid, orphans, processes))
       continue;
     return fail(ErrorCode::kNotRolledBack,
-                fmt::format("process {} has given up {} of GPU memory of a process that has ended "
-                            "meanwhile, or has freed it, and nothing brings that back",
+                fmt::format("process {} has given up {} of GPU memory whose owner has ended or has "
+                            "freed it meanwhile; no tool can bring that back",
                             process.pid.value, pieces(orphans.count, orphans.bytes)),
                 fmt::format("end it (`kill -9 {}`), and start the job again, or restore it from an "
                             "image if there is one",
@@ -202,14 +203,14 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes) {
   for (const SharingProcess& other : find_users(owner->pid, owner->service))
     if (!known.contains(other.pid))
       others += fmt::format(", and process {} ({}) has it", other.pid.value, other.name);
-  return fail(
-      refusal({"exported-memory", Severity::kRed, owner->pid,
-               fmt::format("GPU memory that another process, which is not in the tree, has open "
-                           "(CUDA IPC, or imported by descriptor): process {} has made it{}",
-                           owner->pid.value, others),
-               "name the process that both are below, or try again when the other has closed it "
-               "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone)",
-               Override::kIgnoreObstacles}));
+  return fail(refusal(
+      {"exported-memory", Severity::kRed, owner->pid,
+       fmt::format("GPU memory that a process outside of the tree has open (CUDA IPC, or "
+                   "imported by descriptor): process {} has made it{}",
+                   owner->pid.value, others),
+       "name the common ancestor of both processes, or try again when the other has closed it "
+       "(cudaIpcCloseMemHandle; PyTorch: when its last tensor of it is gone)",
+       Override::kIgnoreObstacles}));
 }
 
 bool may_settle(const std::vector<ProcessShares>& processes) {

@@ -22,10 +22,9 @@ Result<void> refuse_import(Pid pid, std::string what, std::string remedy) {
 Result<void> refuse_foreign(Pid pid, const Orphans& orphans) {
   return refuse_import(
       pid,
-      fmt::format("GPU memory of another process that came by a way in which no agent can take it "
-                  "again (a fabric handle, a memory pool, a descriptor or a handle of a process "
-                  "that has no agent): process {} has {}, which the driver cannot restore (the "
-                  "job would be lost)",
+      fmt::format("GPU memory of another process that no agent can import again (by a fabric "
+                  "handle, from a memory pool, or of a process without an agent): process {} has "
+                  "{}; the driver cannot restore it (the job would be lost)",
                   pid.value, pieces(orphans.count, orphans.bytes)),
       "start all of them with `stasis run`; fabric handles: NCCL_MNNVL_ENABLE=0, or descriptors "
       "in their place; memory pools: share memory of cudaMalloc or cuMemCreate");
@@ -34,10 +33,9 @@ Result<void> refuse_foreign(Pid pid, const Orphans& orphans) {
 Result<void> refuse_lost_owner(Pid pid, const Orphans& orphans) {
   return refuse_import(
       pid,
-      fmt::format("GPU memory of a process that is not to be found (it has ended, or one of the "
-                  "two has closed descriptors of the agent's, by which the memory would have been "
-                  "taken over): process {} has imported {}, which the driver cannot restore (the "
-                  "job would be lost)",
+      fmt::format("GPU memory whose owner no agent finds (it has ended, or one of the two programs "
+                  "has closed descriptors of its agent): process {} has imported {}; the driver "
+                  "cannot restore it (the job would be lost)",
                   pid.value, pieces(orphans.count, orphans.bytes)),
       "have the program free it (cudaIpcCloseMemHandle; PyTorch: the last tensor of it), or start "
       "the job again so that it closes only descriptors that it knows");
@@ -46,9 +44,9 @@ Result<void> refuse_lost_owner(Pid pid, const Orphans& orphans) {
 Result<void> refuse_of_other_user(const ProcessShares& importer, const ProcessShares& owner) {
   return refuse_import(
       importer.pid,
-      fmt::format("GPU memory of another user's process, whose agent gives it to no other user "
-                  "again: process {} (user {}) has imported some of process {} (user {}), which "
-                  "the driver cannot restore (the job would be lost)",
+      fmt::format("GPU memory of another user's process: process {} (user {}) has imported some of "
+                  "process {} (user {}); agents give memory to processes of their own user only, "
+                  "and the driver cannot restore it (the job would be lost)",
                   importer.pid.value, importer.uid, owner.pid.value, owner.uid),
       "run both as one user; a program that changes its user does so in both processes, or not "
       "while they share memory");

@@ -63,8 +63,7 @@ TEST(Sharing, WhatAProcessHasImportedIsOfOneAmongThem) {
   const ProcessShares owner{Pid{5000011}, 1000, {owned(2, 1)}};
   EXPECT_EQ(refused({importer, owner}, "process 5000010 has imported 2 pieces (4.00 MiB)"),
             ErrorCode::kNotSupported);
-  EXPECT_EQ(refused({importer, owner}, "of a process that is not to be found"),
-            ErrorCode::kNotSupported);
+  EXPECT_EQ(refused({importer, owner}, "whose owner no agent finds"), ErrorCode::kNotSupported);
   // Nothing would help but another way to share it.
   EXPECT_EQ(refused({{Pid{5000012}, 0, {kForeign}}}, "process 5000012 has 1 piece (1.00 MiB)"),
             ErrorCode::kNotSupported);

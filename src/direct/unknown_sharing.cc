@@ -145,13 +145,13 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
   Obstacle obstacle = unknown(
       pid,
       count == 0
-          ? std::string("more GPU memory than could be asked for, of which some may be another "
-                        "process's; the driver would save that and could not restore it (the job "
-                        "would be lost)")
+          ? std::string("more GPU memory than the tool asks the driver about; some may be another "
+                        "process's, and the driver would save that and could not restore it (the "
+                        "job would be lost)")
           : fmt::format(
                 "{} of GPU memory ({}) that may be another process's (CUDA IPC, or imported "
-                "by descriptor) or its own (cuMemCreate, a module's variables), which the "
-                "driver does not tell apart; another's it saves and cannot restore (the job "
+                "by descriptor) or its own (cuMemCreate, a module's variables): the driver does "
+                "not say which, and saves another's without being able to restore it (the job "
                 "would be lost)",
                 count == 1 ? "1 piece" : fmt::format("{} pieces", count),
                 format_bytes(survey.candidate_bytes())));
@@ -188,9 +188,9 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (is_of_another_version(pid)) {
       out.push_back(unknown(
           pid,
-          "GPU memory of which it is not known whether it is another process's, because its agent "
-          "is of another version; memory of another process the driver saves and cannot restore "
-          "(the job would be lost)"));
+          "GPU memory that may be another process's: its agent is of another version and cannot "
+          "say; the driver saves memory of another process and cannot restore it (the job would be "
+          "lost)"));
       out.back().remedy = "use the stasis that came with that agent";
       continue;
     }
@@ -215,9 +215,9 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& membe
     if (!sharing) sharing = sharers(with_cuda);
     Obstacle obstacle = unknown(
         pid,
-        fmt::format("GPU memory of which it is not known whether it is another process's, because "
-                    "the driver in it cannot be asked ({}); memory of another process the driver "
-                    "saves and cannot restore (the job would be lost)",
+        fmt::format("GPU memory that may be another process's: the driver in it cannot be asked "
+                    "({}); it saves memory of another process and cannot restore it (the job would "
+                    "be lost)",
                     survey.error().message));
     if (sharing->contains(pid) && !outside)
       obstacle.what += "; it shares host memory with another process of the tree";

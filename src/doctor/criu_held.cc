@@ -10,8 +10,9 @@ namespace {
 
 constexpr Kind kHeld{
     "held-file", Severity::kRed,
-    "has a file open whose lock in the kernel some process keeps, so that CRIU would wait for ever",
-    "end the process that writes or sends there from memory which does not come, as of a FUSE file "
+    "has a file open whose lock in the kernel another process holds; CRIU would wait for ever",
+    "end the process that writes or sends there from pages that do not come, as those of a FUSE "
+    "file "
     "system that does not answer",
     Override::kNone};
 

@@ -25,7 +25,7 @@ constexpr Kind kLongName{"socket-name", Severity::kRed,
                          "bind them by a shorter one"};
 constexpr Kind kRenamed{"renamed-socket", Severity::kYellow,
                         "has unix sockets that were renamed, or got another name, since they were "
-                        "bound, and by which a restored program is not reached",
+                        "bound; clients do not reach a restored program by the new name",
                         "let the program bind them by the name that others use, or start what "
                         "serves there anew after a restore"};
 

@@ -22,16 +22,15 @@ namespace {
 
 constexpr Kind kPipeName{
     "pipe", Severity::kRed,
-    "has pipes whose other end is outside of the tree, which a restore does not connect",
-    "redirect its input and output to files, and close at its start what a terminal, an editor or "
-    "a CI runner left open (`5>&-` for descriptor 5); or start it under `stasis run --images-dir`, "
-    "which connects its standard streams at every restore; or dump the process at the other end, "
-    "too"};
+    "has pipes whose other end is outside of the tree; a restore does not connect them again",
+    "redirect its standard streams to files, and close descriptors that a terminal, an editor or a "
+    "CI runner left open (`5>&-`); or use `stasis run --images-dir`, which connects the standard "
+    "streams at every restore; or dump the process at the other end, too"};
 constexpr Kind kFifo{
     "fifo", Severity::kYellow,
-    "has FIFOs whose other end is outside of the tree: what is there sees the end of the program, "
-    "and is connected again only if it keeps the FIFO open",
-    "restart what has the other end before the restore, or use files"};
+    "has FIFOs that a process outside of the tree uses; that process sees the end of the file, and "
+    "is connected again only if it keeps the FIFO open",
+    "restart that process before the restore, or use files"};
 constexpr Kind kTerminalUser{"terminal", Severity::kRed,
                              "is the master of a terminal that a process outside of the tree uses",
                              "end that process, or dump it too"};

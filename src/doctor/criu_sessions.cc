@@ -13,8 +13,8 @@ namespace {
 
 constexpr Kind kLeaderless{
     "dead-session", Severity::kRed,
-    "is in a session whose leader has ended, as a daemon that has forked twice, and which CRIU "
-    "cannot restore, or not with its parent",
+    "is in a session whose leader has ended (a daemon that has forked twice); CRIU cannot restore "
+    "that, or not with its parent",
     "let the leader of the session live, or start the program so that it stays in its parent's "
     "session"};
 

@@ -32,34 +32,33 @@ namespace {
 
 constexpr Kind kOutsideMemory{
     "outside-memory", Severity::kRed,
-    "shares memory with processes outside of the tree, and a restore gives it memory of its own",
+    "shares memory with processes outside of the tree; a restore gives it its own",
     "dump those too (the process that has started both), end them, or share a file that has a "
     "name"};
 constexpr Kind kOutsideFile{
     "outside-file", Severity::kRed,
-    "shares deleted files with processes outside of the tree, and a restore gives it files of its "
-    "own",
+    "shares deleted files with processes outside of the tree; a restore gives it its own",
     "dump those too (the process that has started both), end them, or share a file that has a "
     "name"};
 constexpr Kind kOutsideEventfd{
     "outside-eventfd", Severity::kRed,
-    "shares eventfds with processes outside of the tree, and a restore gives it eventfds of its "
-    "own",
+    "shares eventfds with processes outside of the tree; a restore gives it its own",
     "dump those too (the process that has started both), or close them on one side"};
 constexpr Kind kOutsideSocket{
     "outside-socket", Severity::kRed,
-    "shares sockets with processes outside of the tree, by which their addresses stay taken, or "
-    "their connections break",
+    "shares sockets with processes outside of the tree: those keep the addresses in use, or the "
+    "connections break",
     "dump those too (the process that has started both), end them before the restore and dump "
     "with --ignore-obstacles, or close the sockets on one side"};
 constexpr Kind kOutsideWaiting{
     "outside-events", Severity::kYellow,
-    "shares what it waits by with processes outside of the tree, and a restore gives it its own",
+    "shares an epoll, timerfd or inotify descriptor with processes outside of the tree; a restore "
+    "gives it its own",
     "dump those too, or close it on one side"};
 constexpr Kind kOutsidePlace{
     "outside-offset", Severity::kYellow,
-    "shares the place in files that it writes with processes outside of the tree, and a restore "
-    "gives it a place of its own",
+    "shares the offset of files that it writes with processes outside of the tree; a restore gives "
+    "it its own",
     "open the file with O_APPEND, or in each process by itself"};
 
 // Of the file system and the file.

@@ -21,9 +21,9 @@ constexpr Kind kTerminal{"terminal", Severity::kRed,
                          "dump with --shell-job, or start it with its input and output in files"};
 
 constexpr Kind kHungUp{"hung-up-terminal", Severity::kRed,
-                       "has a terminal whose other end is closed, as of a child that has ended: a "
-                       "restore opens it again, so that what is not read of it is lost, and a read "
-                       "of it waits for ever",
+                       "has a terminal whose other end is closed, as of a child that has ended; a "
+                       "restore opens that end again, loses unread input, and the next read waits "
+                       "for ever",
                        "let the program read the rest and close it"};
 constexpr Kind kOfLeader{
     "terminal-session", Severity::kYellow,

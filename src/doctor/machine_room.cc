@@ -40,7 +40,7 @@ Result<std::string> nearest_existing(std::string path) {
       return fail(ErrorCode::kIo, fmt::format("{} is no directory", path),
                   "name a directory for images");
     }
-    if (errno != ENOENT) return fail(errno_error("cannot look at " + path, errno));
+    if (errno != ENOENT) return fail(errno_error("cannot stat " + path, errno));
     const std::size_t slash = path.rfind('/');
     path = slash == std::string::npos ? "." : path.substr(0, std::max<std::size_t>(slash, 1));
   }
@@ -93,8 +93,8 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
   }
   struct statvfs info {};
   if (::statvfs(place->c_str(), &info) != 0) {
-    out.push_back(from_error(Severity::kRed, kId, errno_error("cannot look at " + *place, errno),
-                             kElsewhere));
+    out.push_back(
+        from_error(Severity::kRed, kId, errno_error("cannot stat " + *place, errno), kElsewhere));
     return;
   }
   auto file = unnamed_file(*place);

@@ -137,7 +137,7 @@ Result<UniqueFd> ContentBase::link(std::size_t file, const UniqueFd& folder,
   // This looks at the file that was linked, and not at what may have had the name before.
   STASIS_TRY_ASSIGN(auto linked, open_file(folder.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   struct stat info = {};
-  if (::fstat(linked.get(), &info) != 0) return fail(errno_error("cannot look at " + shown, errno));
+  if (::fstat(linked.get(), &info) != 0) return fail(errno_error("cannot stat " + shown, errno));
   if (!S_ISREG(info.st_mode) ||
       static_cast<std::uint64_t>(info.st_size) != index().file_sizes[file]) {
     return fail(ErrorCode::kImageCorrupt, shown + " is not the file that its index tells of");

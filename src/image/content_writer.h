@@ -101,7 +101,7 @@ class ContentWriter {
   // The size of the chunks for take().
   std::uint64_t digest_chunk() const;
   // For a caller that knows the digests of whole chunks (XXH3-128, one behind the other) before it
-  // has the chunks: those that are zeros, in the base or copied ahead count as written herewith,
+  // has the chunks: those that are zeros, in the base or pre-copied count as written herewith,
   // and the first byte of their digest is 1 afterwards; that of the others is 0, and they are to be
   // written. Threads and errors as of write().
   Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);

@@ -132,7 +132,7 @@ Result<UniqueFd> open_regular(const UniqueFd& directory, const std::string& path
                               struct stat& info) {
   auto place = open_beneath(directory, path, O_PATH | O_NOFOLLOW);
   if (!place) return fail(of_image(std::move(place.error())));
-  if (::fstat(place->get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (::fstat(place->get(), &info) != 0) return fail(errno_error("cannot stat " + path, errno));
   if (!S_ISREG(info.st_mode)) return corrupt_image(path + " is no regular file");
   const std::string same = fmt::format("/proc/self/fd/{}", place->get());
   UniqueFd file(::open(same.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));

@@ -139,7 +139,7 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   struct stat info = {};
   if (::fstatat(reader.dir_.get(), manifest_format::kName, &info, AT_SYMLINK_NOFOLLOW) != 0) {
     if (errno == ENOENT) return incomplete(dir, reader.path_ + " has no manifest.json");
-    return fail(errno_error("cannot look at " + reader.path_ + "/manifest.json", errno));
+    return fail(errno_error("cannot stat " + reader.path_ + "/manifest.json", errno));
   }
   const std::string context = "opening the image " + reader.path_;
   auto file = open_regular(reader.dir_, manifest_format::kName, info);

@@ -96,7 +96,7 @@ Result<Before> probe_before(const DirectoryEntry& final, bool overwrite) {
   struct stat info = {};
   if (::fstatat(final.parent.get(), final.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
     if (errno == ENOENT) return Before::kNothing;
-    return fail(errno_error("cannot look at " + final.path(), errno));
+    return fail(errno_error("cannot stat " + final.path(), errno));
   }
   if (!S_ISDIR(info.st_mode)) {
     return fail(ErrorCode::kImageExists, final.path() + " exists and is no directory",
@@ -203,7 +203,7 @@ Result<std::vector<FileRecord>> ImageWriter::State::collect() const {
     struct stat info = {};
     STASIS_TRY_ASSIGN(auto file, open_image_file(path));
     if (::fstat(file.get(), &info) != 0) {
-      return fail(errno_error("cannot look at " + path, errno));
+      return fail(errno_error("cannot stat " + path, errno));
     }
     if (!S_ISREG(info.st_mode) || !manifest_format::valid_file_path(path)) {
       return fail(ErrorCode::kInternal, path + " is no regular file with a plain name");
@@ -299,7 +299,7 @@ Result<void> ImageWriter::State::sync_all(Progress& progress, const Interrupt& i
     for (const std::string& name : names) {
       struct stat info = {};
       if (::fstatat(opened->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-        return fail(errno_error(fmt::format("cannot look at {}/{}", folder, name), errno));
+        return fail(errno_error(fmt::format("cannot stat {}/{}", folder, name), errno));
       }
       files.push_back(
           {fmt::format("{}/{}", folder, name), static_cast<std::uint64_t>(info.st_size), {}});

@@ -140,8 +140,8 @@ class Saver {
     // What has left the job's tree runs on, and may put another file there at any moment: all that
     // follows is of the one that is held here.
     const UniqueFd held(::openat(parent.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-    if (!held.valid()) return errno == ENOENT ? Result<void>() : io_error("look at", path);
-    if (::fstat(held.get(), &info) != 0) return io_error("look at", path);
+    if (!held.valid()) return errno == ENOENT ? Result<void>() : io_error("stat", path);
+    if (::fstat(held.get(), &info) != 0) return io_error("stat", path);
     if (info.st_dev != device_) return {};
     // It would be restored under another name, and CRIU would not find it.
     if (!is_text(path)) {

@@ -142,7 +142,7 @@ void Streams::State::copy_output(std::size_t which) {
 
 Result<std::string> pipe_name(const UniqueFd& pipe) {
   struct stat info {};
-  if (::fstat(pipe.get(), &info) != 0) return fail(errno_error("cannot look at a pipe", errno));
+  if (::fstat(pipe.get(), &info) != 0) return fail(errno_error("cannot stat a pipe", errno));
   return fmt::format("pipe:[{}]", info.st_ino);
 }
 

@@ -113,21 +113,21 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
   int time_stamp = 0;
   if (ask(SYS_prctl, {PR_GET_TSC, page + kKeyAt}) == 0 &&
       space.read(page + kKeyAt, &time_stamp, sizeof time_stamp) && time_stamp == PR_TSC_SIGSEGV) {
-    lost.emplace_back("that its first thread may not read the time stamp counter (PR_SET_TSC)");
+    lost.emplace_back("the ban on reading the time stamp counter of its first thread (PR_SET_TSC)");
   }
   if (ask(SYS_arch_prctl, {kGetCpuid}) == 0)
-    lost.emplace_back("that CPUID of its first thread becomes a signal (ARCH_SET_CPUID)");
+    lost.emplace_back("the signal that CPUID raises in its first thread (ARCH_SET_CPUID)");
   std::uint64_t cookie = 0;  // which the kernel tells those who may trace it, too
   if (::prctl(kSchedCore, 0, space.pid().value, 0, &cookie) == 0 && cookie != 0) {
-    lost.emplace_back("with whom its first thread shares a core (PR_SCHED_CORE)");
+    lost.emplace_back("the core scheduling group of its first thread (PR_SCHED_CORE)");
   }
   std::array<std::uint64_t, kTableBytes / 8> table{};
   const std::int64_t bytes = ask(SYS_modify_ldt, {0, page + kTableAt, kTableBytes});
   if (bytes <= 0 || !space.read(page + kTableAt, table.data(), kTableBytes)) return;
   if (std::any_of(table.begin(), table.end(), [](std::uint64_t entry) { return entry != 0; }))
     lost.emplace_back(
-        "its local descriptor table (modify_ldt), without which 16-bit and 32-bit "
-        "code of it fails");
+        "its local descriptor table (modify_ldt): its 16-bit and 32-bit code fails "
+        "without it");
 }
 
 // What the kernel shows of a thread by itself.
@@ -529,8 +529,8 @@ Result<void> refuse_sandboxes(const AskedStates& answers) {
       return fail(refusal(
           {"seccomp-listener", Severity::kRed, pid,
            fmt::format("process {} has a filter that leaves system calls to a supervisor "
-                       "(SECCOMP_RET_USER_NOTIF), with which a restore does not connect it: they "
-                       "would fail with ENOSYS",
+                       "(SECCOMP_RET_USER_NOTIF); a restore does not connect the two, and these "
+                       "calls would fail with ENOSYS",
                        pid.value),
            "start the program without the supervisor (of a container's engine, or a sandbox)",
            Override::kIgnoreUndumpable},

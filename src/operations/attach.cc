@@ -342,8 +342,8 @@ class Attaching {
     if (state && *state && (*state)->lost_bytes != 0) {
       why.code = ErrorCode::kNotRolledBack;
       why.message = fmt::format(
-          "process {}: {} of its GPU memory could be had at its address neither "
-          "by the agent nor by the driver: {}",
+          "process {} has lost {} of its GPU memory: neither the agent nor the "
+          "driver got the address again: {}",
           pid.value, format_bytes((*state)->lost_bytes), why.message);
       why.remedy = "end the program: what it does with that memory fails";
     }

@@ -256,11 +256,11 @@ class DumpRun {
     return {};
   }
 
-  std::optional<CopyAheadLimits> gpu_memory_ahead() const {
+  std::optional<GpuPrecopyLimits> gpu_memory_ahead() const {
     // Less is copied in some tenths of a second.
     constexpr std::uint64_t kWorthIt = 1U << 30;
     if (!goes_on() || options_.precopy == Precopy::kNever) return std::nullopt;
-    return CopyAheadLimits{options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_};
+    return GpuPrecopyLimits{options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_};
   }
 
   Result<void> let_criu_dump() {
@@ -353,8 +353,9 @@ class DumpRun {
       lost.push_back(std::move(late));
     if (has_terminal_data(writer_->criu_dir()))
       lost.emplace_back(
-          "what was not yet read of a terminal, as it was: it comes with other ends of lines, and "
-          "with the echo once more");
+          "unread input of a terminal in its first form: a restore writes it again, with other "
+          "ends "
+          "of lines and a second echo");
     STASIS_TRY(restart_calls_of(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
@@ -567,7 +568,7 @@ class DumpRun {
   std::vector<GpuUse> needed_;  // of the GPUs' memory, to bring all back
   std::uint64_t direct_bytes_ = 0;
   bool asked_in_vain_ = false;   // the job could not be stopped
-  bool criu_was_asked_ = false;  // it has gone on with the tree at rest
+  bool criu_was_asked_ = false;  // it has gone on with the tree quiesced
   bool complete_ = false;
   bool waits_for_others_ = false;
   AskedStates answers_;

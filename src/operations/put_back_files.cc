@@ -304,7 +304,7 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
   STASIS_TRY_ASSIGN(auto file, open_checked(folder.get(), name_of_path(kept.path),
                                             O_RDWR | O_NOFOLLOW, is_regular_file));
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return put_back_error("look at", kept.path);
+  if (::fstat(file.get(), &info) != 0) return put_back_error("stat", kept.path);
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (info.st_uid != kept.uid || size <= kept.size) return {};
   const auto in_use = [&](const std::string& by) {
@@ -423,7 +423,7 @@ Result<void> FilesPutBack::link(const KeptFile& kept) {
   STASIS_TRY_ASSIGN(auto file, open_checked(folder.get(), name_of_path(kept.names.front()),
                                             O_RDWR | O_NOFOLLOW, is_regular_file));
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return put_back_error("look at", kept.names.front());
+  if (::fstat(file.get(), &info) != 0) return put_back_error("stat", kept.names.front());
   if (info.st_ino != kept.inode)
     return fail(ErrorCode::kBusy,
                 fmt::format("{} was replaced by another file at this moment", kept.names.front()),

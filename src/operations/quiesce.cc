@@ -18,11 +18,11 @@ namespace stasis {
 
 namespace {
 
-// As part of a group of several nodes: where no gates were closed, the locks bring all to rest.
+// As part of a group of several nodes: where no gates were closed, the locks quiesce all.
 Result<void> lock_together(const Environment& env, Group& group, GroupPart& part, Phases& phases) {
   for (;;) {
     STASIS_TRY(group.lock(part.left(), env.interrupt));
-    STASIS_TRY_ASSIGN(const auto moment, part.at_rest());
+    STASIS_TRY_ASSIGN(const auto moment, part.wait_until_quiesced());
     if (!moment) return fault(FaultPoint::kPartAtRest);
     phases.runs();
     STASIS_TRY(let_locked_go_on(group));
@@ -37,7 +37,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
   if (options.for_dump) group.drop_zeros();
   STASIS_TRY(opened.direct.move_out(env, group, options, phases));
   GroupPart* const part = options.part;
-  if (part != nullptr && !part->is_at_rest()) {
+  if (part != nullptr && !part->is_quiesced()) {
     phases.begin("meet");
     STASIS_TRY(part->wait_for_all());
   }
@@ -47,7 +47,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
         group.members().begin(), group.members().end(),
         [](const GroupMember& member) { return member.initial == CudaState::kRunning; });
     if (runs && !phases.standing()) phases.stands_still();
-    const bool others = part != nullptr && !part->is_at_rest();
+    const bool others = part != nullptr && !part->is_quiesced();
     STASIS_TRY(others ? lock_together(env, group, *part, phases)
                       : group.lock(options.timeout, env.interrupt));
     if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, group);

@@ -380,7 +380,7 @@ class RestoreRun {
   // Until the trees of all parts stand complete.
   Result<void> wait_for_others() {
     if (options_.part == nullptr) return {};
-    STASIS_TRY(options_.part->at_rest());
+    STASIS_TRY(options_.part->wait_until_quiesced());
     return fault(FaultPoint::kPartAtRest);
   }
 

@@ -47,8 +47,7 @@ Result<std::shared_ptr<direct::MemoryMover>> OperationSession::make_mover(
     STASIS_TRY_ASSIGN(auto started, start_());
     movers_ = {std::move(started)};
   }
-  if (movers_.empty())
-    return fail(ErrorCode::kInternal, "no process could be started that copies GPU memory");
+  if (movers_.empty()) return fail(ErrorCode::kInternal, "no mover process could be started");
   const auto silence = timeouts ? timeouts->work : std::chrono::milliseconds(0);
   auto ready = prepare_mover(*movers_.front(), needs, ring_bytes, silence, interrupt_);
   if (ready) return movers_.front();

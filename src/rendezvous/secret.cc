@@ -40,7 +40,7 @@ Result<GroupKey> GroupKey::from_file(const std::string& path) {
   STASIS_TRY_ASSIGN(const auto file,
                     open_checked(AT_FDCWD, path, O_RDONLY | O_NOFOLLOW, &is_regular_file));
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot look at " + path, errno));
+  if (::fstat(file.get(), &info) != 0) return fail(errno_error("cannot stat " + path, errno));
   if ((info.st_uid != ::geteuid() && info.st_uid != 0) || (info.st_mode & 0077) != 0) {
     return fail(ErrorCode::kNotPermitted,
                 fmt::format("the group's secret {} belongs to user {}, mode {:04o}: others may "

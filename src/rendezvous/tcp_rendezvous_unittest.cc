@@ -134,7 +134,7 @@ class TcpRendezvousTest : public testing::Test {
     auto done = part.wait_for_all();
     if (done) step(Step::kReady);
     for (bool rests = false; done && !rests;) {
-      auto moment = part.at_rest();
+      auto moment = part.wait_until_quiesced();
       rests = moment && !*moment;
       if (!moment) done = fail(std::move(moment.error()));
     }
@@ -416,8 +416,9 @@ TEST_F(TcpRendezvousTest, TimeToAgree) {
   const auto ms = [](Clock::rep ticks) {
     return std::chrono::duration<double, std::milli>(Clock::duration(ticks)).count();
   };
-  fmt::print("{} parts: all ready {:.0f} ms, at rest {:.0f} ms later, all of it {:.0f} ms\n", parts,
-             ms(last_ready), ms(last_rest) - ms(last_ready), ms((Clock::now() - start).count()));
+  fmt::print("{} parts: all ready {:.0f} ms, quiesced {:.0f} ms later, all of it {:.0f} ms\n",
+             parts, ms(last_ready), ms(last_rest) - ms(last_ready),
+             ms((Clock::now() - start).count()));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ std::string phase_meaning(std::string_view name) {
       {"base", "the earlier image is read and verified, to which this one refers"},
       {"prepare", "memory is made ready for the content of the GPU; the processes still run"},
       {"zeros", "the GPU tells which of its memory is zeros, which is neither copied nor kept"},
-      {"mover", "the process that copies GPU memory gets its contexts"},
+      {"mover", "the mover process gets its contexts"},
       {"content", "what was copied is written to the image to its end, and gets its index"},
       {"host memory", "large host memory is written to the image, by all processors"},
       {"pre-copy", "large host memory is written to the image while the job runs"},
@@ -96,7 +96,7 @@ std::string phase_meaning(std::string_view name) {
 std::string work_meaning(std::string_view name) {
   constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
       {"driver: ", "beside: the driver, with the process of that number"},
-      {"mover: ", "beside: the process that copies GPU memory past the driver"},
+      {"mover: ", "beside: the mover process"},
       {"agent: ", "beside: the agent in the process of that number"},
       {"criu: ", "beside: CRIU, until it comes to that point"},
       {"image: ", "beside: the writer of the image"}};

@@ -1028,7 +1028,7 @@ start_ranks() {
 @test "one of two ranks by itself: refused, as its agent could not take the other's memory again" {
   start_ranks 2
   criu_fails dump --tree "${CHILDREN[0]}" --network-lock skip --shell-job
-  logged dump "not in the tree"
+  logged dump "outside of the tree"
   unharmed "${CHILDREN[@]}"
 }
 

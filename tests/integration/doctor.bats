@@ -664,7 +664,7 @@ END
   # Who insists is told.
   done_by dump "$TARGET" --images-dir "$image" --leave-running --ignore-undumpable
   assert_contains "$err" "shares eventfds with processes outside"
-  assert_contains "$err" "shares the place in files"
+  assert_contains "$err" "shares the offset of files"
 }
 
 @test "what a shell gives its programs, and what only the tree shares, is no sign of a process outside" {

@@ -32,7 +32,7 @@ told_of_sharing() {
     cycle_by direct
     # By itself its child would be lost, and so would what the two share.
     refused 8 not-supported suspend "$(pgrep -P "$TARGET")"
-    assert_contains "$err" "not in the tree"
+    assert_contains "$err" "outside of the tree"
     target_goes_on
     refused 8 not-supported suspend "$TARGET" --path driver
     closed_there

@@ -437,7 +437,7 @@ attach_under_load() {
   STASIS_SIM_FAULTS="reserve:error=2@2; reserve:error=2@3; allocate:error=2@5" start_target graph --size 96M
   capture timeout 60 stasis attach "$TARGET" --graphs-are-safe
   assert_equal "$status" 12
-  assert_contains "$err" "32.0 MiB of its GPU memory could be had at its address neither by the agent nor by the driver"
+  assert_contains "$err" "has lost 32.0 MiB of its GPU memory: neither the agent nor the driver got the address again"
   assert_contains "$err" "end the program"
 }
 

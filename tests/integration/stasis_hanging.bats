@@ -323,7 +323,7 @@ start_held_back() {
       status=0
       wait $! || status=$?
       case $verb in
-        doctor*) assert_contains "$(<"$shared/said")" "whose lock in the kernel some process keeps" ;;
+        doctor*) assert_contains "$(<"$shared/said")" "whose lock in the kernel another process holds" ;;
         dump*) assert_equal "$status" 9 "$(<"$shared/said")" ;;
         *) assert_equal "$status" 0 "$(<"$shared/said")" ;;
       esac

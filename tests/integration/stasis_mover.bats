@@ -289,7 +289,7 @@ END
 @test "a mover that dies while it gets ready is no reason to do nothing: the driver moves the memory" {
   start_agent memory --size 16M
   STASIS_SIM_FAULTS=context:die done_by suspend "$TARGET"
-  assert_contains "$err" "the driver's path is taken: the process that copies GPU memory was killed"
+  assert_contains "$err" "the driver's path is taken: the mover process was killed"
   done_by resume "$TARGET"
   target_goes_on
   STASIS_SIM_FAULTS=context:die refused 1 internal suspend "$TARGET" --path direct

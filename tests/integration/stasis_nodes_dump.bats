@@ -109,7 +109,7 @@ there_and_back() {
   cut_off 1
   together 7 dump --timeout 2s --sync none
   said 0 "node1"
-  said 0 "did not come to rest within 2000 ms"
+  said 0 "was not quiesced within 2000 ms"
   none_is_free
   no_image
   join_again 1

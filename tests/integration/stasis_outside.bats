@@ -87,7 +87,7 @@ END
   start_python "fifo = open('$BATS_TEST_TMPDIR/fifo')"
   said fifo yellow "$BATS_TEST_TMPDIR/fifo (descriptor 3, written by process $other, sleep)"
   done_by dump "$TARGET" --images-dir "$image" --leave-running
-  assert_contains "$err" "has FIFOs whose other end is outside"
+  assert_contains "$err" "has FIFOs that a process outside of the tree uses"
   rm "$BATS_TEST_TMPDIR/fifo"
   rm -r "$image"
   refused_at_dump pipe "fifo (deleted) (descriptor 3, written by process $other, sleep)"

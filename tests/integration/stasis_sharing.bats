@@ -180,7 +180,7 @@ END
 @test "one of two ranks by itself is refused before anything is touched" {
   start_ranks 2
   STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "${CHILDREN[0]}"
-  assert_contains "$err" "not in the tree"
+  assert_contains "$err" "outside of the tree"
   in_state running "${CHILDREN[@]}"
   target_goes_on
   # The driver would lose it.

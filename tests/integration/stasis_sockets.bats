@@ -90,7 +90,7 @@ if min(libc.syscall(248, b"user", b"stasis-test", b"v", 1, which) for which in (
   [[ ! -e $BATS_TEST_TMPDIR/keys ]] || all=8
   assert_equal "$(json "sum('(keyctl)' in one for one in d['lost'])")" $((all - 6))
   for words in "): datagrams not yet read" "): events of watched files not yet read" "EFD_SEMAPHORE" \
-    "is urgent (MSG_OOB)" "a datagram not yet sent" "not yet read of a terminal"; do
+    "is urgent (MSG_OOB)" "a datagram not yet sent" "unread input of a terminal"; do
     assert_equal "$(json "sum('$words' in one for one in d['lost'])")" 1 "$words"
   done
   assert_equal "$(json 'len(d["lost"])')" "$all"

@@ -116,7 +116,7 @@ def goes_on(machine):
         still.append(report["standstill_seconds"])
         ahead.append(any(phase["name"] == "GPU pre-copy" for phase in report["phases"]))
         target.wait_rounds(3)
-    expect(ahead[0], "nothing was copied ahead of the first save")
+    expect(ahead[0], "nothing was pre-copied of the first save")
     target.kill()
     target.forget_exit()
     machine.stasis("restore", "--images-dir", os.path.join(machine.work, "image2"), "--detach").must_succeed()

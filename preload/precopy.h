@@ -9,11 +9,11 @@
 namespace stasis::preload {
 
 // What the agent's page says of it. Null in a forked child, which has no page.
-void heed_copy_ahead(std::atomic<direct::CopiedAhead>* word);
+void heed_precopy(std::atomic<direct::PrecopyState>* word);
 // Before memory of the program's is given back: waits until no tool has it mapped any more. Some
 // milliseconds, once for each such copy; otherwise it costs a look at one word. Leaves errno.
-void wait_for_copy_ahead();
+void wait_for_precopy();
 // For the agent's thread: the tool is gone.
-void end_copy_ahead();
+void end_precopy();
 
 }  // namespace stasis::preload

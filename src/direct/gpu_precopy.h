@@ -14,26 +14,26 @@
 
 namespace stasis {
 
-// Whether GPU memory of that size is to be copied ahead; says why not if only the disk's room is
+// Whether GPU memory of that size is to be pre-copied; says why not if only the disk's room is
 // short: what changes until the programs stand still takes room until the image is complete.
 bool is_worth_copying_ahead(const Environment& env, const IntoImage& image, std::uint64_t bytes);
 
 // The memory of all these agents' programs, held for a moment so that the agents name all of it.
 // While this lives, a program that frees GPU memory waits until the mover has let all of it go.
-class CopyAhead {
+class GpuPrecopy {
  public:
   // With the gates closed. Nothing if an agent does not know how: one of an earlier version.
-  static Result<std::optional<CopyAhead>> begin(AgentSet& agents);
-  CopyAhead(CopyAhead&& other) noexcept;
-  CopyAhead& operator=(CopyAhead&&) = delete;
-  ~CopyAhead();
+  static Result<std::optional<GpuPrecopy>> begin(AgentSet& agents);
+  GpuPrecopy(GpuPrecopy&& other) noexcept;
+  GpuPrecopy& operator=(GpuPrecopy&&) = delete;
+  ~GpuPrecopy();
 
   // With the gates open again. Ends early, and well, when a program frees memory or ends; and says
   // so. kInterrupted; else what MemoryMover::copy_out() says.
   Result<void> run(const Environment& env, MoverLease& mover, ImageContent& image);
 
  private:
-  explicit CopyAhead(AgentSet& agents) : agents_(&agents) {}
+  explicit GpuPrecopy(AgentSet& agents) : agents_(&agents) {}
   void end();
 
   AgentSet* agents_;

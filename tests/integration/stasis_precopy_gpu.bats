@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# GPU memory that is copied ahead while its program runs, on the simulated driver and real CRIU: what is in the image is
+# GPU memory that is pre-copied while its program runs, on the simulated driver and real CRIU: what is in the image is
 # what the program had when it stood still, and a program that gives memory back has it back.
 
 load helpers
@@ -21,7 +21,7 @@ start_under_agent() {
 }
 # ahead [OPTION...]
 ahead() { capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on "$@"; }
-is_not_copied_ahead() { ! python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead; }
+is_not_precopied() { ! python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead; }
 has_ahead() { [[ $(json '[p["name"] for p in d["phases"]]') == *"GPU pre-copy"* ]]; }
 restored_goes_on() {
   kill -KILL "$TARGET"
@@ -68,20 +68,20 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   restored_goes_on
 }
 
-@test "a program that gives GPU memory back while it is copied ahead gets it back at once" {
+@test "a program that gives GPU memory back while it is pre-copied gets it back at once" {
   # On a GPU that has room for no more.
   export STASIS_SIM_GPUS=1x56M
   start_under_agent churn --size 48M --threads 2
   STASIS_SIM_FAULTS=$SLOWLY ahead
   assert_equal "$status" 0 "$err"
-  assert_contains "$err" "has freed GPU memory while that was copied ahead"
+  assert_contains "$err" "has freed GPU memory while that was pre-copied"
   target_goes_on
   restored_goes_on
 }
 
-@test "a dump that fails, or is killed, while it copies GPU memory ahead, leaves the program as it was, and no image" {
+@test "a dump that fails, or is killed, while it pre-copies GPU memory, leaves the program as it was, and no image" {
   start_under_agent churn --size 48M --threads 2
-  STASIS_FAULT=direct.copied_ahead:error ahead --path direct
+  STASIS_FAULT=direct.precopy_state:error ahead --path direct
   ((status != 0))
   assert_contains "$err" "as it was"
   target_goes_on
@@ -92,14 +92,14 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   wait_until 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead
   kill -KILL "$tool"
   wait "$tool" || true
-  wait_until 5 is_not_copied_ahead
+  wait_until 5 is_not_precopied
   target_goes_on
   done_by recover --all
   [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]
   target_goes_on
 }
 
-@test "of a program that is killed while its GPU memory is copied ahead, that is said, and there is no image" {
+@test "of a program that is killed while its GPU memory is pre-copied, that is said, and there is no image" {
   start_under_agent memory --size 96M --pause-ms 5
   (STASIS_SIM_FAULTS=$SLOWLY exec setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on >"$BATS_TEST_TMPDIR/said" 2>&1 3>&-) &
   local tool=$! status=0

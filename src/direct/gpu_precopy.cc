@@ -1,4 +1,4 @@
-#include "direct/copy_ahead.h"
+#include "direct/gpu_precopy.h"
 
 #include <sys/statvfs.h>
 
@@ -31,7 +31,7 @@ class Store final : public direct::Content {
     return image_.precopy(bytes.first(bytes.size() - bytes.size() % image_.digest_chunk()));
   }
   Result<void> read(std::uint64_t, std::span<std::byte>) override {
-    return fail(ErrorCode::kInternal, "what is copied ahead is not read");
+    return fail(ErrorCode::kInternal, "what is pre-copied is not read");
   }
   std::uint64_t digest_chunk() const override { return image_.digest_chunk(); }
   Result<void> take(std::uint64_t, std::span<std::byte> digests) override {
@@ -60,33 +60,33 @@ bool is_worth_copying_ahead(const Environment& env, const IntoImage& image, std:
   return false;
 }
 
-Result<std::optional<CopyAhead>> CopyAhead::begin(AgentSet& agents) {
-  CopyAhead ahead(agents);
+Result<std::optional<GpuPrecopy>> GpuPrecopy::begin(AgentSet& agents) {
+  GpuPrecopy ahead(agents);
   for (AgentClient& agent : agents) {
-    if (!agent.begin_copy_ahead()) return std::optional<CopyAhead>();
+    if (!agent.begin_precopy()) return std::optional<GpuPrecopy>();
     STASIS_TRY_ASSIGN(auto taken, take_checked(agent, false, nullptr));
     append(ahead.segments_, std::move(taken), ahead.bytes_);
     ahead.bytes_ += agent.bytes();
   }
-  return std::optional<CopyAhead>(std::move(ahead));
+  return std::optional<GpuPrecopy>(std::move(ahead));
 }
 
-CopyAhead::CopyAhead(CopyAhead&& other) noexcept
+GpuPrecopy::GpuPrecopy(GpuPrecopy&& other) noexcept
     : agents_(std::exchange(other.agents_, nullptr)),
       segments_(std::move(other.segments_)),
       bytes_(other.bytes_) {}
 
-CopyAhead::~CopyAhead() { end(); }
+GpuPrecopy::~GpuPrecopy() { end(); }
 
-void CopyAhead::end() {
+void GpuPrecopy::end() {
   segments_.clear();
   if (agents_ == nullptr) return;
   for (AgentClient& agent : *agents_)
-    agent.end_copy_ahead();
+    agent.end_precopy();
   agents_ = nullptr;
 }
 
-Result<void> CopyAhead::run(const Environment& env, MoverLease& mover, ImageContent& image) {
+Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageContent& image) {
   Interrupt stop;
   bool frees = false;
   std::jthread watch([&](const std::stop_token& done) {
@@ -111,7 +111,7 @@ Result<void> CopyAhead::run(const Environment& env, MoverLease& mover, ImageCont
   if (copied || any_ended) return {};
   if (!frees) return fail(of_mover(std::move(copied.error()), true));
   env.tell(
-      "the program has freed GPU memory while that was copied ahead: the rest is copied while the "
+      "the program has freed GPU memory while that was pre-copied: the rest is copied while the "
       "job stands still");
   return {};
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# Host memory that is copied ahead while its program runs, on the simulated driver and real CRIU: what is in the image
+# Host memory that is pre-copied while its program runs, on the simulated driver and real CRIU: what is in the image
 # is what the program had when it stood still.
 
 load helpers
@@ -74,7 +74,7 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   [[ ! -e $image ]]
 }
 
-@test "what was copied ahead is not left in an image that has no use for it" {
+@test "what was pre-copied is not left in an image that has no use for it" {
   start_writer 32 0.1
   done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --json
   assert_equal "$(json 'd["precopied_bytes"]')" 0
@@ -101,11 +101,11 @@ host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python
   runs_on
 }
 
-@test "where the disk has room for the image, but not for what is copied in vain besides, nothing is copied ahead" {
+@test "where the disk has room for the image, but not for what is copied in vain besides, nothing is pre-copied" {
   local small=$BATS_TEST_TMPDIR/small
   mkdir "$small"
   mount -t tmpfs -o size=270m tmpfs "$small"
-  # 80 MiB, which could be copied ahead, and 120 that CRIU saves.
+  # 80 MiB, which could be pre-copied, and 120 that CRIU saves.
   start_script host_writer.py 80 0.1 120
   capture stasis dump "$TARGET" --images-dir "$small/image" --leave-running --pre-copy on --json
   umount -l "$small"

@@ -20,7 +20,7 @@ start_agent() { LD_PRELOAD=$agent start_target "$@"; }
 with_time() { STASIS_SIM_FAULTS="restore:delay=${delay:-1s}" "$@" --trace "$trace"; }
 
 # came_ahead WHAT: of the MiB that came ahead in the verb of the trace. came_in: of those that came in their turn.
-came_ahead() { came "copy ahead" "$1"; }
+came_ahead() { came "prefetch" "$1"; }
 came_in() { came "copy in" "$1"; }
 came() {
   python3 -IS -c '
