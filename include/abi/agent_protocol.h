@@ -170,7 +170,7 @@ struct AgentShare {
   std::uint32_t of_host;  // not 0: memory of the host's from cuMemCreate
 };
 
-// Whether a tool has the program's memory mapped while the program runs, to copy it ahead of a
+// Whether a tool has the program's memory mapped while the program runs, to pre-copy it for a
 // save.
 enum class PrecopyState : std::uint32_t {
   kUnknown = 0,  // the agent is of an earlier version and does not look

@@ -268,10 +268,11 @@ Result<void> DumpSession::State::refuse_late_losses() const {
     const auto agent = direct::AgentClient::probe(pid);
     if (agent && *agent && direct::is_away((*agent)->state)) continue;
     if (!direct::AgentClient::says_it_shares(pid)) continue;
-    return fail(
-        ErrorCode::kBusy,
-        fmt::format("process {} has begun to share GPU memory with others just now", pid.value),
-        "dump once more");
+    return fail(refusal(
+        {"imported-memory", Severity::kRed, pid,
+         fmt::format("process {} has begun to share GPU memory with others just now", pid.value),
+         "dump once more"},
+        ErrorCode::kBusy));
   }
   return {};
 }

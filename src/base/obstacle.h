@@ -33,11 +33,14 @@ std::string_view option_of(Override by);
 struct ObstacleInfo {
   std::string_view id;
   std::string_view meaning;
+  bool is_told;  // at every dump
 };
 inline constexpr auto kObstacles = std::to_array<ObstacleInfo>({
-#define STASIS_OBSTACLE(id, meaning) {id, meaning},
+#define STASIS_OBSTACLE(id, meaning) {id, meaning, false},
+#define STASIS_OBSTACLE_TOLD(id, meaning) {id, meaning, true},
 #include "base/obstacle_ids.inc"
 #undef STASIS_OBSTACLE
+#undef STASIS_OBSTACLE_TOLD
 });
 
 // What an obstacle is, for programs: "managed-memory", "tcp-connection", "criu-check". One that is
@@ -54,6 +57,7 @@ class ObstacleId {
   static std::optional<ObstacleId> find(std::string_view name);
 
   constexpr std::string_view name() const { return kObstacles[row_].id; }
+  constexpr bool is_told() const { return kObstacles[row_].is_told; }
   constexpr bool operator==(const ObstacleId&) const = default;
 
  private:

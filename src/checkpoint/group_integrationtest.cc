@@ -70,7 +70,7 @@ class RanksTest : public testing::Test {
 };
 
 // This is what the others prove nothing without: the first rank's lock keeps the second's from ever
-// coming to rest.
+// being quiesced.
 TEST_F(RanksTest, OneAfterTheOtherWaitsForEver) {
   Group group = open();
   group.dismiss();

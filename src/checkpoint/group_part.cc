@@ -706,12 +706,16 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     }
     const auto unmatched = find_unmatched_link(parts);
     if (!unmatched) return true;
-    want({ErrorCode::kUndumpable,
-          fmt::format("a TCP connection of part {} ({}) leads to no other part, or to one that has "
-                      "another address for it",
-                      unmatched->part, printable(shortened(unmatched->link, kMostLinkText))),
-          "try again if it was just being made; else dump with --tcp-established to keep it, or "
-          "--tcp-close to drop all connections"});
+    want(refusal(
+        {"tcp-connection",
+         Severity::kRed,
+         {},
+         fmt::format("a TCP connection of part {} ({}) leads to no other part, or to one that has "
+                     "another address for it",
+                     unmatched->part, printable(shortened(unmatched->link, kMostLinkText))),
+         "try again if it was just being made; else dump with --tcp-established to keep it, or "
+         "--tcp-close to drop all connections"},
+        ErrorCode::kUndumpable));
     return false;
   }
 

@@ -398,13 +398,15 @@ Result<void> StateGuard::undo() {
   }
   if (!now && now.error().code == ErrorCode::kNotPermitted) {
     const int pid = process->pid().value;
-    return fail(ErrorCode::kNotRolledBack,
-                fmt::format("process {} has other rights now than when this began, and cannot be "
-                            "looked into any more: {}",
-                            pid, done.error().message),
-                fmt::format("if it has become another program (setuid, or with file capabilities), "
-                            "nothing is left to bring back; if not, run `sudo stasis recover {}`",
-                            pid));
+    return fail(
+        ErrorCode::kNotRolledBack,
+        fmt::format(
+            "process {} has other rights now than when this began, and its memory cannot be "
+            "read any more: {}",
+            pid, done.error().message),
+        fmt::format("if it has become another program (setuid, or with file capabilities), "
+                    "nothing is left to bring back; if not, run `sudo stasis recover {}`",
+                    pid));
   }
   const std::string_view seen =
       now && *now ? cuda_state_name(**now) : std::string_view("in an unknown state");

@@ -147,14 +147,14 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
 
 Result<int> run_inspect(Context& context, InspectArguments& arguments) {
   find_image(context, arguments.inspect.images_dir);
-  const auto report = inspect_image(context, arguments.inspect, arguments.device_map);
-  if (!report) return fail(report.error());
+  STASIS_TRY_ASSIGN(const auto report,
+                    inspect_image(context, arguments.inspect, arguments.device_map));
   if (context.json) {
-    context.print(to_json(*report));
+    context.print(to_json(report));
   } else {
-    print_text(context, *report, arguments.inspect.verify);
+    print_text(context, report, arguments.inspect.verify);
   }
-  return status_of(*report);
+  return status_of(report);
 }
 
 }  // namespace

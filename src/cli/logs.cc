@@ -56,14 +56,13 @@ json log_json(const ImageLog& log) {
 
 // Line by line, so that a log of any size can be shown.
 Result<int> print_all(Context& context, const ImageLog& log) {
-  auto file = open_image_log(log);
-  if (!file) return fail(file.error());
+  STASIS_TRY_ASSIGN(auto file, open_image_log(log));
   constexpr std::size_t kPiece = 1 << 20;
   std::string text;
   for (;;) {
     const std::size_t kept = text.size();
     text.resize(kept + kPiece);
-    const ssize_t got = ::read(file->get(), text.data() + kept, kPiece);
+    const ssize_t got = ::read(file.get(), text.data() + kept, kPiece);
     if (got < 0) return fail(errno_error("cannot read " + log.path(), errno));
     text.resize(kept + static_cast<std::size_t>(got));
     if (got == 0) break;

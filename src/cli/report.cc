@@ -150,15 +150,13 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
     output = std::move(looked);
   }
   STASIS_TRY_ASSIGN(auto image, inspect_image(context, arguments.inspect, arguments.device_map));
-  const auto letters = random_letters();
-  if (!letters) return fail(letters.error());
-  const auto page = make_page(arguments, image, *letters);
-  if (!page) return fail(page.error());
+  STASIS_TRY_ASSIGN(const auto letters, random_letters());
+  STASIS_TRY_ASSIGN(const auto page, make_page(arguments, image, letters));
   if (to_output) {
-    context.terminal.out_block(*page);
+    context.terminal.out_block(page);
     return status_of_page(image);
   }
-  STASIS_TRY(write_page(*output, *page, *letters, arguments.overwrite));
+  STASIS_TRY(write_page(*output, page, letters, arguments.overwrite));
   std::size_t in_the_way = 0;
   for (const RestoreCheck& check : image.checks)
     in_the_way += check.error ? 1 : 0;
@@ -171,7 +169,7 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
                    {"exit_status", status_of_page(image)}});
     return status_of_page(image);
   }
-  context.terminal.out(fmt::format("wrote {} ({})", output->path(), format_bytes(page->size())));
+  context.terminal.out(fmt::format("wrote {} ({})", output->path(), format_bytes(page.size())));
   for (const RestoreCheck& check : image.checks) {
     if (!check.error) continue;
     context.terminal.out(

@@ -11,17 +11,17 @@ namespace {
 
 Result<int> run_verify(Context& context, std::string images_dir) {
   find_image(context, images_dir);
-  const auto report = verify_image(images_dir, context.terminal, context.interrupt);
-  if (!report) return fail(report.error());
+  STASIS_TRY_ASSIGN(const auto report,
+                    verify_image(images_dir, context.terminal, context.interrupt));
   if (context.json) {
-    context.print(to_json(*report));
+    context.print(to_json(report));
     return 0;
   }
   context.terminal.out(fmt::format("{} is whole: {} in {} files, read in {} ({})",
-                                   printable(report->path), format_bytes(report->bytes),
-                                   report->files, format_seconds(Seconds(report->seconds)),
-                                   format_rate(report->bytes, Seconds(report->seconds))));
-  for (const auto& content : {report->content, report->host_content})
+                                   printable(report.path), format_bytes(report.bytes), report.files,
+                                   format_seconds(Seconds(report.seconds)),
+                                   format_rate(report.bytes, Seconds(report.seconds))));
+  for (const auto& content : {report.content, report.host_content})
     if (content) context.terminal.out(content_text(*content));
   return 0;
 }

@@ -43,7 +43,7 @@ class GateRankTest : public ::testing::Test {
   ~GateRankTest() override { ::munmap(job_, sizeof(Job)); }
 
  protected:
-  // At rest whenever it is asked.
+  // Quiesced whenever it is asked.
   FakeAgent::Answer behind() const {
     return [job = job_](ControlPage& page) {
       page.cu_result = 0;
@@ -53,7 +53,7 @@ class GateRankTest : public ::testing::Test {
       job->opened++;
     };
   }
-  // Comes to rest when the other has been let go on so often.
+  // Is quiesced when the other has been let go on so often.
   FakeAgent::Answer ahead(int times) const {
     return [job = job_, times](ControlPage& page) {
       page.cu_result = 0;

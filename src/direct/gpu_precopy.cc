@@ -54,21 +54,21 @@ bool is_worth_copying_ahead(const Environment& env, const IntoImage& image, std:
   const std::uint64_t free_bytes = room.f_bavail * room.f_frsize;
   if (free_bytes >= needed) return true;
   env.tell(
-      fmt::format("the GPU memory is copied while the job stands still: to copy it ahead takes {} "
+      fmt::format("the GPU memory is copied while the job stands still: to pre-copy it takes {} "
                   "of room for the image, and {} are free",
                   format_bytes(needed), format_bytes(free_bytes)));
   return false;
 }
 
 Result<std::optional<GpuPrecopy>> GpuPrecopy::begin(AgentSet& agents) {
-  GpuPrecopy ahead(agents);
+  GpuPrecopy precopy(agents);
   for (AgentClient& agent : agents) {
     if (!agent.begin_precopy()) return std::optional<GpuPrecopy>();
     STASIS_TRY_ASSIGN(auto taken, take_checked(agent, false, nullptr));
-    append(ahead.segments_, std::move(taken), ahead.bytes_);
-    ahead.bytes_ += agent.bytes();
+    append(precopy.segments_, std::move(taken), precopy.bytes_);
+    precopy.bytes_ += agent.bytes();
   }
-  return std::optional<GpuPrecopy>(std::move(ahead));
+  return std::optional<GpuPrecopy>(std::move(precopy));
 }
 
 GpuPrecopy::GpuPrecopy(GpuPrecopy&& other) noexcept

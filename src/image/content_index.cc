@@ -299,9 +299,8 @@ Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes) {
   ContentIndex index;
   index.chunk_bytes = header.chunk_bytes;
   STASIS_TRY(read_files(reader, header, index));
-  const auto range_counts = read_streams(reader, header, index);
-  if (!range_counts) return fail(range_counts.error());
-  STASIS_TRY(read_ranges(reader, *range_counts, index));
+  STASIS_TRY_ASSIGN(const auto range_counts, read_streams(reader, header, index));
+  STASIS_TRY(read_ranges(reader, range_counts, index));
   index.chunks.reserve(header.chunks);
   STASIS_TRY(read_chunks(reader, index));
   return index;

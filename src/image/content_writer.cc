@@ -187,11 +187,10 @@ class ContentWriter::State::Placer {
       lane_ = lane;
       batch_.emplace(*lane_, state_.encoding, state_.options.sync, state_.options.chunk_bytes);
     }
-    const auto place = batch_->add(content);
-    if (!place) return fail(place.error());
-    slot.position = place->position;
-    slot.stored = place->stored;
-    slot.encoding = place->encoding;
+    STASIS_TRY_ASSIGN(const auto place, batch_->add(content));
+    slot.position = place.position;
+    slot.stored = place.stored;
+    slot.encoding = place.encoding;
     slot.file = lane_->number;
     slot.state = SlotState::kStored;
     return {};

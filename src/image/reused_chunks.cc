@@ -91,11 +91,10 @@ Result<void> ReusedChunks::move_chunks(std::size_t file, const std::vector<std::
       STASIS_TRY(read_at(links_[file].file,
                          base_->path() + "/" + content_data_path(base_->kind(), file),
                          chunk.position, bytes));
-      const auto place = batch.add(bytes);
-      if (!place) return fail(place.error());
+      STASIS_TRY_ASSIGN(const auto place, batch.add(bytes));
       // The next one is read to where this one is.
       STASIS_TRY(batch.flush());
-      chunk.position = place->position;
+      chunk.position = place.position;
       chunk.file = lane->number;
       const std::lock_guard lock(moving_);
       moved_.emplace(number, chunk);

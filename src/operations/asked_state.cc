@@ -236,12 +236,12 @@ class Sandboxes {
 
 // A page that the process maps for us while `act` runs.
 Result<void> with_page(const SystemCall& make, const std::function<void(std::uint64_t)>& act) {
-  const auto page = make(SYS_mmap, Arguments{0, kPage, PROT_READ | PROT_WRITE,
-                                             MAP_PRIVATE | MAP_ANONYMOUS, word(-1), 0});
-  if (!page) return fail(page.error());
-  if (*page < 0) return fail(errno_error("no page is to be had", static_cast<int>(-*page)));
-  act(static_cast<std::uint64_t>(*page));
-  (void)make(SYS_munmap, Arguments{static_cast<std::uint64_t>(*page), kPage});
+  STASIS_TRY_ASSIGN(const auto page,
+                    make(SYS_mmap, Arguments{0, kPage, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS, word(-1), 0}));
+  if (page < 0) return fail(errno_error("no page is to be had", static_cast<int>(-page)));
+  act(static_cast<std::uint64_t>(page));
+  (void)make(SYS_munmap, Arguments{static_cast<std::uint64_t>(page), kPage});
   return {};
 }
 
@@ -386,26 +386,24 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
         set_signalling(make, space, all, lost);
         for (std::uint64_t bit = 0; bit < kBits; ++bit) {
           if ((state.processor_state >> bit & 1) == 0) continue;
-          const auto answer = make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit});
-          if (!answer) return fail(answer.error());
-          if (*answer < 0) {
+          STASIS_TRY_ASSIGN(const auto answer,
+                            make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit}));
+          if (answer < 0) {
             return fail(because("processor-state", pid,
                                 fmt::format("uses processor state {} (18: AMX), and this machine "
                                             "does not let it",
                                             bit),
                                 "restore it on a machine whose processor and kernel have it "
                                 "(`grep amx /proc/cpuinfo`)",
-                                *answer));
+                                answer));
           }
         }
         const auto set = [&](std::uint64_t number, const Arguments& arguments,
                              const char* what) -> Result<void> {
-          const auto answer = make(number, arguments);
-          if (!answer) return fail(answer.error());
-          if (*answer < 0)
-            lost.push_back(
-                fmt::format("process {}: {} ({})", pid.value, what,
-                            std::generic_category().message(static_cast<int>(-*answer))));
+          STASIS_TRY_ASSIGN(const auto answer, make(number, arguments));
+          if (answer < 0)
+            lost.push_back(fmt::format("process {}: {} ({})", pid.value, what,
+                                       std::generic_category().message(static_cast<int>(-answer))));
           return {};
         };
         if (state.merge_memory) {
@@ -427,13 +425,13 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
                          "that new memory is locked (mlockall)"));
         }
         if (state.deny_new_code == 0) return {};
-        const auto answer = make(SYS_prctl, Arguments{kSetMdwe, state.deny_new_code});
-        if (!answer) return fail(answer.error());
-        if (*answer == 0) return {};
+        STASIS_TRY_ASSIGN(const auto answer,
+                          make(SYS_prctl, Arguments{kSetMdwe, state.deny_new_code}));
+        if (answer == 0) return {};
         return fail(because("mdwe", pid,
                             "has forbidden itself new code (PR_SET_MDWE), which this kernel does "
                             "not know",
-                            "restore it on Linux 6.3 or newer", *answer));
+                            "restore it on Linux 6.3 or newer", answer));
       });
 }
 

@@ -72,19 +72,6 @@ Result<std::uint64_t> check_disk_space(const Environment& env, const Group& grou
 
 namespace {
 
-// What a dump that goes on changes for the program without a sign.
-bool is_told(std::string_view id) {
-  constexpr std::array<std::string_view, 21> kTold = {
-      "fifo",           "posix-timer",       "outside-events",
-      "outside-offset", "sysv-semaphore",    "deleted-attributes",
-      "deleted-watch",  "watch-flags",       "exit-signal",
-      "cgroup",         "proc-file-outside", "pressure-trigger",
-      "numa-policy",    "dnotify",           "memory-names",
-      "immutable-file", "terminal-session",  "inotify",
-      "renamed-socket", "unnamed-file",      "session-outside"};
-  return std::find(kTold.begin(), kTold.end(), id) != kTold.end();
-}
-
 // Ranks that wait for each other need not show it: the driver may lock one at once, and the others
 // miss it later.
 void tell_of_other_ranks(const Environment& env, Pid root) {
@@ -112,7 +99,7 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
                                connected, env.interrupt);
   STASIS_TRY(env.interrupt.check());
   for (Obstacle& obstacle : found) {
-    if (is_told(obstacle.id.name())) env.tell(obstacle.what);
+    if (obstacle.id.is_told()) env.tell(obstacle.what);
     if (obstacle.severity != Severity::kRed) continue;
     if (lost && obstacle.id == "link-remap") {
       obstacle.remedy =

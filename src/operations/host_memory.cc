@@ -282,7 +282,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   const std::uint64_t needed = std::max(limits.image_bytes, bytes) + bytes;
   if (room.f_bavail * room.f_frsize < needed) {
     env.tell(
-        fmt::format("the host memory is copied while the job stands still: to copy it ahead takes "
+        fmt::format("the host memory is copied while the job stands still: to pre-copy it takes "
                     "{} of room for the image, and {} are free",
                     format_bytes(needed), format_bytes(room.f_bavail * room.f_frsize)));
     return {};

@@ -34,9 +34,8 @@ Result<void> collect_logs(const std::string& folder, std::vector<ImageLog>& out)
     if (directory.error().code == ErrorCode::kNotPermitted) return fail(directory.error());
     return {};
   }
-  const auto names = list_directory(*directory, folder);
-  if (!names) return fail(names.error());
-  for (const std::string& name : *names) {
+  STASIS_TRY_ASSIGN(const auto names, list_directory(*directory, folder));
+  for (const std::string& name : names) {
     struct stat info = {};
     if (!is_log(name) || ::fstatat(directory->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
@@ -96,9 +95,8 @@ Result<UniqueFd> open_image_log(const ImageLog& log) {
 }
 
 Result<CriuLog> read_image_log(const ImageLog& log) {
-  auto file = open_image_log(log);
-  if (!file) return fail(file.error());
-  return CriuLog::read(*file);
+  STASIS_TRY_ASSIGN(auto file, open_image_log(log));
+  return CriuLog::read(file);
 }
 
 std::string utc_text(const timespec& moment) {

@@ -189,7 +189,7 @@ struct DumpOptions {
   MemoryPath path = MemoryPath::kAutomatic;
   std::optional<AttachWay> attach = {};  // as with suspend
   HostMemoryWay host_memory = HostMemoryWay::kAutomatic;
-  // Of a job that goes on: copies host memory ahead while it runs.
+  // Of a job that goes on: pre-copies host memory while it runs.
   Precopy precopy = Precopy::kAutomatic;
   bool ignore_undumpable = false;  // let CRIU try what doctor/criu_obstacles.h finds red
   // The job of which this is an image: for the manifest. It need not use CUDA, or not yet.

@@ -122,11 +122,12 @@ Result<FoundLinks> look_for_links(Pid root) {
     }
   }
   if (found.texts.size() > kMostPartLinks) {
-    return fail(ErrorCode::kNotSupported,
-                fmt::format("{} TCP connections lead out of the tree below process {}, and {} at "
-                            "most are kept",
-                            found.texts.size(), root.value, kMostPartLinks),
-                "close some of them, or dump with --tcp-close");
+    return fail(
+        refusal({"tcp-connection", Severity::kRed, root,
+                 fmt::format("{} TCP connections lead out of the tree below process {}, and "
+                             "{} at most are kept",
+                             found.texts.size(), root.value, kMostPartLinks),
+                 "close some of them, or dump with --tcp-close"}));
   }
   std::sort(found.links.established.begin(), found.links.established.end());
   std::sort(found.links.closing.begin(), found.links.closing.end());
@@ -169,12 +170,12 @@ Result<void> lock_link(const UniqueFd& socket, Pid pid, const std::string& link)
   if (before == LinkLock::kNone &&
       ::setsockopt(socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0)
     return {};
-  return fail(ErrorCode::kNotSupported,
-              fmt::format("process {} has a TCP connection ({}) {}", pid.value, link,
-                          before == LinkLock::kOther
+  const std::string why = before == LinkLock::kOther
                               ? std::string("with a filter of its own")
-                              : "that cannot be locked: " + std::generic_category().message(errno)),
-              "dump with --tcp-close, if the program can do without its connections");
+                              : "that cannot be locked: " + std::generic_category().message(errno);
+  return fail(refusal({"tcp-connection", Severity::kRed, pid,
+                       fmt::format("process {} has a TCP connection ({}) {}", pid.value, link, why),
+                       "dump with --tcp-close, if the program can do without its connections"}));
 }
 
 }  // namespace

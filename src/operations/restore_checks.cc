@@ -320,9 +320,8 @@ std::string remedy_text(Remedy remedy) {
 
 Result<void> check_files(const ImageReader& image) {
   STASIS_TRY(refuse_foreign_links(image.criu_dir()));
-  const auto all_kept = read_kept_files(image.criu_dir());
-  if (!all_kept) return fail(all_kept.error());
-  const KeptByName names = by_name(*all_kept);
+  STASIS_TRY_ASSIGN(const auto all_kept, read_kept_files(image.criu_dir()));
+  const KeptByName names = by_name(all_kept);
   std::vector<std::string> wrong;
   Remedy remedy = Remedy::kPutBack;
   for (const NeededFile& file : files_from_outside(image)) {
@@ -347,10 +346,9 @@ Result<void> check_files(const ImageReader& image) {
 
 Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageReader& image) {
   std::vector<std::pair<KeptFile, PutBack>> out;
-  const auto all_kept = read_kept_files(image.criu_dir());
-  if (!all_kept) return fail(all_kept.error());
-  if (all_kept->empty()) return out;
-  const KeptByName names = by_name(*all_kept);
+  STASIS_TRY_ASSIGN(const auto all_kept, read_kept_files(image.criu_dir()));
+  if (all_kept.empty()) return out;
+  const KeptByName names = by_name(all_kept);
   std::map<std::string, PutBack> known;
   for (const NeededFile& file : files_from_outside(image)) {
     const KeptFile* kept = kept_of(names, file);

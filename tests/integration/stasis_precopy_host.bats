@@ -111,6 +111,6 @@ host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python
   umount -l "$small"
   assert_equal "$status" 0
   assert_equal "$(json 'd["precopied_bytes"]')" 0
-  assert_contains "$(json 'd["notes"]')" "the host memory is copied while the job stands still: to copy it ahead takes "
+  assert_contains "$(json 'd["notes"]')" "the host memory is copied while the job stands still: to pre-copy it takes "
   runs_on
 }
