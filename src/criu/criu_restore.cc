@@ -156,6 +156,50 @@ Error other_tree(Pid expected, Pid found) {
           "from where it came from"};
 }
 
+CriuProcess::StartOptions start_options(const RestoreRequest& request) {
+  CriuProcess::StartOptions start;
+  start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.work_dir.get());
+  // A shell job is restored into criu's own group and onto criu's own terminal: ours.
+  start.own_process_group = !request.options.shell_job;
+  start.keep_stdin = request.options.shell_job;
+  for (const InheritedFd& inherited : request.inherit)
+    start.inherit.push_back(inherited.fd);
+  return start;
+}
+
+criu_rpc::Request restore_message(const RestoreRequest& request) {
+  criu_rpc::Request message;
+  message.type = criu_rpc::Type::kRestore;
+  criu_rpc::Options& options = message.opts.emplace();
+  int number = CriuProcess::kFirstInherited;  // as start_options() has them
+  for (const InheritedFd& inherited : request.inherit) {
+    criu_rpc::InheritFd& entry = options.inherit_fd.emplace_back();
+    entry.key = inherited.key;
+    entry.fd = number++;
+  }
+  options.images_dir_fd = request.images_dir.get();
+  options.work_dir_fd = request.work_dir.get();
+  options.log_file = request.log_name;
+  options.log_level = request.log_level;
+  options.rst_sibling = true;
+  options.notify_scripts = true;
+  CriuOptions words = request.options;
+  words.external = externals_for_restore(words.external, request.external);
+  set_options(options, words);
+  return message;
+}
+
+// Of a restore that has failed for `error`, and left these.
+Error left_alive(const std::vector<Pid>& alive, Error error) {
+  std::string list;
+  for (const Pid pid : alive)
+    list += fmt::format(" {}", pid.value);
+  return {ErrorCode::kNotRolledBack,
+          fmt::format("a failed restore left processes that do not end:{} ({})", list,
+                      error.to_string()),
+          "kill -9" + list};
+}
+
 }  // namespace
 
 Result<RestoredTree> Criu::restore(const RestoreRequest& request,
@@ -168,29 +212,8 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   }
   STASIS_TRY(interrupt.check());
 
-  CriuProcess::StartOptions start;
-  start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.work_dir.get());
-  // A shell job is restored into criu's own group and onto criu's own terminal: ours.
-  start.own_process_group = !request.options.shell_job;
-  start.keep_stdin = request.options.shell_job;
-  criu_rpc::Request message;
-  message.type = criu_rpc::Type::kRestore;
-  criu_rpc::Options& options = message.opts.emplace();
-  for (const InheritedFd& inherited : request.inherit) {
-    criu_rpc::InheritFd& entry = options.inherit_fd.emplace_back();
-    entry.key = inherited.key;
-    entry.fd = CriuProcess::kFirstInherited + static_cast<int>(start.inherit.size());
-    start.inherit.push_back(inherited.fd);
-  }
-  options.images_dir_fd = request.images_dir.get();
-  options.work_dir_fd = request.work_dir.get();
-  options.log_file = request.log_name;
-  options.log_level = request.log_level;
-  options.rst_sibling = true;
-  options.notify_scripts = true;
-  CriuOptions words = request.options;
-  words.external = externals_for_restore(words.external, request.external);
-  set_options(options, words);
+  const CriuProcess::StartOptions start = start_options(request);
+  const criu_rpc::Request message = restore_message(request);
 
   // After `half`: on every way out criu ends before what it has made.
   STASIS_TRY_ASSIGN(auto process, start_told(path_, start, request.on_started));
@@ -243,16 +266,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
   tell_of_left_behind(process, error);
   if (request.on_give_up) request.on_give_up();
   const std::vector<Pid> alive = half.end();
-  if (!alive.empty()) {
-    std::string list;
-    for (const Pid pid : alive)
-      list += fmt::format(" {}", pid.value);
-    error.message = fmt::format("a failed restore left processes that do not end:{} ({})", list,
-                                error.to_string());
-    error.code = ErrorCode::kNotRolledBack;
-    error.remedy = "kill -9" + list;
-    error.context.clear();
-  }
+  if (!alive.empty()) return fail(left_alive(alive, std::move(error)));
   return fail(std::move(error));
 }
 

@@ -374,6 +374,139 @@ void Mover::drop_prefetched() {
   if (!state_->unusable) state_->early.clear();
 }
 
+// One copy of a mover, step by step. Parallel lists have an entry for each GPU.
+class Mover::Copying {
+ public:
+  // The references outlive it.
+  Copying(State& state, bool out, const Contents& contents, const Interrupt& interrupt,
+          Clock::time_point deadline)
+      : state_(state),
+        out_(out),
+        contents_(contents),
+        interrupt_(interrupt),
+        deadline_(deadline),
+        stop_(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back") {}
+
+  Result<CopyReport> run(std::vector<Segment> segments, std::vector<SpareRoom> room) {
+    if (auto sensible = sort_and_check(segments); !sensible)
+      return stasis::fail(std::move(sensible.error()));
+    if (segments.empty()) return std::move(report_);
+    const auto start = Clock::now();
+    STASIS_TRY(map(std::move(segments), out_ && !room.empty()));
+    report_.map_seconds = since(start);
+    const auto copying = Clock::now();
+    copy();
+    report_.seconds = since(copying);
+    if (still_copying_) {
+      state_.unusable = true;
+      for (Mapping& mapping : mappings_)
+        mapping.abandon();
+      return stasis::fail(never_ends(stop_));
+    }
+    const auto letting_go = Clock::now();
+    if (!whole_.empty() && !stop_.stopped())
+      state_.keep_early(std::move(room), ordinals_, mappings_, whole_);
+    for (Mapping& mapping : mappings_)
+      (void)stop_.ok(mapping.release());
+    report_.map_seconds += since(letting_go);
+    STASIS_TRY(stop_.result());
+    return std::move(report_);
+  }
+
+ private:
+  // All memory on each GPU at one place, and the buffers that its content goes through.
+  Result<void> map(std::vector<Segment> segments, bool keeps_whole) {
+    STASIS_TRY_ASSIGN(auto imported, state_.import(std::move(segments), stop_));
+    for (const auto& [ordinal, list] : imported)
+      ordinals_.push_back(ordinal);
+    STASIS_TRY_ASSIGN(buffers_, state_.buffers_for(ordinals_, stop_));
+    for (auto& [ordinal, list] : imported) {
+      std::vector<Stretch> stretches;
+      std::uint64_t total = 0;
+      for (const Imported& one : list) {
+        const Segment& segment = one.segment();
+        append_stretch(stretches, {total, segment.offset, segment.bytes});
+        total += segment.bytes;
+      }
+      report_.bytes += total;
+      STASIS_TRY_ASSIGN(auto mapping,
+                        Mapping::make(state_.calls, state_.devices.at(ordinal), list, stop_));
+      there_.push_back(out_ ? 0 : state_.early_bytes(ordinal, stretches));
+      rest_.push_back(rest_of(stretches, there_.back()));
+      if (keeps_whole) whole_.push_back(std::move(stretches));
+      mappings_.push_back(std::move(mapping));
+    }
+    imported.clear();
+    const auto parts = static_cast<unsigned>(ordinals_.size());
+    if (auto begun = contents_.begin(buffers_.shares.threads * parts); !begun)
+      return stasis::fail(std::move(begun.error()));
+    return {};
+  }
+
+  void copy() {
+    if (out_ && contents_.digest_chunk != 0) {
+      Stop soon(interrupt_, digests_until(report_.bytes, deadline_),
+                "computing digests on the GPU");
+      still_copying_ = state_.leave_out(ordinals_, mappings_, buffers_, contents_, rest_, soon);
+      (void)stop_.ok(soon.result());
+    }
+    const bool fills = !out_ && contents_.zero_chunk != 0;
+    if (fills) rest_ = state_.fill_zeros(ordinals_, mappings_, buffers_, contents_, rest_, stop_);
+    const RingShares& shares = buffers_.shares;
+    std::vector<DevicePart> parts;
+    std::uint64_t moving = 0;
+    for (std::size_t i = 0; i < ordinals_.size(); ++i) {
+      const std::uint64_t left = bytes_of(rest_[i]);
+      moving += left;
+      const std::uint64_t load = load_size(left, shares.threads, shares.buffer_bytes);
+      parts.push_back(
+          {&state_.devices.at(ordinals_[i]), mappings_[i].base(), loads_of_each(rest_[i], load)});
+    }
+    report_.left_out = report_.bytes - moving;
+    copy_prefetched(parts);
+    const CopyJob job{.calls = &state_.calls,
+                      .direction = out_ ? Direction::kOut : Direction::kIn,
+                      .parts = parts,
+                      .threads_per_part = shares.threads,
+                      .buffers = buffers_.all,
+                      .content = contents_.of};
+    if (!still_copying_) still_copying_ = run_copy(job, stop_).still_copying;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (there_[i] == 0 && !fills) continue;
+      (void)stop_.ok(parts[i].device->make_current());
+      if (!wait_for_stream(state_.calls, parts[i].device->stream(2 * shares.threads), stop_))
+        still_copying_ = true;
+    }
+  }
+
+  // What is on the GPU already goes to its place there.
+  void copy_prefetched(const std::vector<DevicePart>& parts) {
+    for (std::size_t i = 0; i < parts.size() && !stop_.stopped(); ++i) {
+      if (there_[i] == 0 || !stop_.ok(parts[i].device->make_current())) continue;
+      const auto code =
+          state_.calls.copy_within(parts[i].base, state_.early.at(ordinals_[i]).base(), there_[i],
+                                   parts[i].device->stream(2 * buffers_.shares.threads));
+      if (code != cuda::CUDA_SUCCESS)
+        stop_.fail(state_.calls.error(code, "cuMemcpyDtoDAsync", "copy within a GPU"));
+    }
+  }
+
+  State& state_;
+  const bool out_;
+  const Contents& contents_;
+  const Interrupt& interrupt_;
+  const Clock::time_point deadline_;
+  Stop stop_;
+  CopyReport report_;
+  std::vector<int> ordinals_;
+  State::Buffers buffers_;
+  std::vector<Mapping> mappings_;
+  std::vector<std::uint64_t> there_;         // prefetched, from the beginning
+  std::vector<std::vector<Stretch>> rest_;   // to be copied
+  std::vector<std::vector<Stretch>> whole_;  // of a copy that leaves its content on the GPU
+  bool still_copying_ = false;
+};
+
 Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Contents& contents,
                                const Interrupt& interrupt, Clock::time_point deadline) {
   if (state_->unusable) {
@@ -384,105 +517,8 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
     if (!state_->unusable) state_->files.clear();
   });
   if (out) drop_prefetched();
-  auto room = std::exchange(state_->keep, {});
-  Stop stop(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back");
-  CopyReport report;
-  if (auto sensible = sort_and_check(segments); !sensible) {
-    return stasis::fail(std::move(sensible.error()));
-  }
-  if (segments.empty()) return report;
-
-  const auto start = Clock::now();
-  STASIS_TRY_ASSIGN(auto imported, state_->import(std::move(segments), stop));
-  std::vector<int> ordinals;
-  for (const auto& [ordinal, list] : imported)
-    ordinals.push_back(ordinal);
-  STASIS_TRY_ASSIGN(auto buffers, state_->buffers_for(ordinals, stop));
-  const RingShares& shares = buffers.shares;
-
-  std::vector<Mapping> mappings;
-  std::vector<std::vector<Stretch>> all;  // of each part, like what follows
-  std::vector<std::uint64_t> there;       // from the beginning
-  std::vector<std::vector<Stretch>> whole;
-  for (auto& [ordinal, list] : imported) {
-    Device& device = state_->devices.at(ordinal);
-    std::vector<Stretch> stretches;
-    std::uint64_t total = 0;
-    for (const Imported& one : list) {
-      const Segment& segment = one.segment();
-      append_stretch(stretches, {total, segment.offset, segment.bytes});
-      total += segment.bytes;
-    }
-    report.bytes += total;
-    STASIS_TRY_ASSIGN(auto mapping, Mapping::make(state_->calls, device, list, stop));
-    there.push_back(out ? 0 : state_->early_bytes(ordinal, stretches));
-    all.push_back(rest_of(stretches, there.back()));
-    if (out && !room.empty()) whole.push_back(std::move(stretches));
-    mappings.push_back(std::move(mapping));
-  }
-  imported.clear();
-  if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
-      !begun) {
-    return stasis::fail(std::move(begun.error()));
-  }
-  report.map_seconds = since(start);
-
-  const auto copying = Clock::now();
-  bool still_copying = false;
-  if (out && contents.digest_chunk != 0) {
-    Stop soon(interrupt, digests_until(report.bytes, deadline), "computing digests on the GPU");
-    still_copying = state_->leave_out(ordinals, mappings, buffers, contents, all, soon);
-    (void)stop.ok(soon.result());
-  }
-  const bool fills = !out && contents.zero_chunk != 0;
-  if (fills) all = state_->fill_zeros(ordinals, mappings, buffers, contents, all, stop);
-  std::vector<DevicePart> parts;
-  std::uint64_t moving = 0;
-  for (std::size_t i = 0; i < ordinals.size(); ++i) {
-    const std::uint64_t left = bytes_of(all[i]);
-    moving += left;
-    const std::uint64_t load = load_size(left, shares.threads, shares.buffer_bytes);
-    parts.push_back(
-        {&state_->devices.at(ordinals[i]), mappings[i].base(), loads_of_each(all[i], load)});
-  }
-  report.left_out = report.bytes - moving;
-  for (std::size_t i = 0; i < parts.size() && !stop.stopped(); ++i) {
-    if (there[i] == 0 || !stop.ok(parts[i].device->make_current())) continue;
-    const auto code =
-        state_->calls.copy_within(parts[i].base, state_->early.at(ordinals[i]).base(), there[i],
-                                  parts[i].device->stream(2 * shares.threads));
-    if (code != cuda::CUDA_SUCCESS)
-      stop.fail(state_->calls.error(code, "cuMemcpyDtoDAsync", "copy within a GPU"));
-  }
-  const CopyJob job{.calls = &state_->calls,
-                    .direction = out ? Direction::kOut : Direction::kIn,
-                    .parts = parts,
-                    .threads_per_part = shares.threads,
-                    .buffers = buffers.all,
-                    .content = contents.of};
-  if (!still_copying) still_copying = run_copy(job, stop).still_copying;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (there[i] == 0 && !fills) continue;
-    (void)stop.ok(parts[i].device->make_current());
-    if (!wait_for_stream(state_->calls, parts[i].device->stream(2 * shares.threads), stop))
-      still_copying = true;
-  }
-  report.seconds = since(copying);
-
-  if (still_copying) {
-    state_->unusable = true;
-    for (Mapping& mapping : mappings)
-      mapping.abandon();
-    return stasis::fail(never_ends(stop));
-  }
-  const auto letting_go = Clock::now();
-  if (!whole.empty() && !stop.stopped())
-    state_->keep_early(std::move(room), ordinals, mappings, whole);
-  for (Mapping& mapping : mappings)
-    (void)stop.ok(mapping.release());
-  report.map_seconds += since(letting_go);
-  STASIS_TRY(stop.result());
-  return report;
+  return Copying(*state_, out, contents, interrupt, deadline)
+      .run(std::move(segments), std::exchange(state_->keep, {}));
 }
 
 Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,

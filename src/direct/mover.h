@@ -166,6 +166,7 @@ class Mover final : public MemoryMover {
 
  private:
   struct State;
+  class Copying;
   explicit Mover(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

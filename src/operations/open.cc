@@ -106,96 +106,140 @@ Result<void> check_host_memory_of(const Group& group, const std::optional<Journa
   return {};
 }
 
+// How a tree comes into the journal, step by step.
+class Opening {
+ public:
+  // The references outlive it.
+  Opening(const Environment& env, const std::string& operation, Pid root, const std::string& image,
+          bool without_cuda)
+      : env_(env), operation_(operation), root_(root), image_(image), without_cuda_(without_cuda) {}
+
+  Result<OpenedGroup> run(const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
+    STASIS_TRY(lock());
+    STASIS_TRY(probe());
+    STASIS_TRY(check_what_was_left(content));
+    set_fault_target(root_);
+    STASIS_TRY(begin(gpu_map));
+    STASIS_TRY(finish_what_was_left());
+    STASIS_TRY(enter());
+    if (auto allowed = fault(FaultPoint::kGroupOpened); !allowed)
+      return fail(given_up(std::move(allowed.error())));
+    OpenedGroup opened{std::move(locks_), std::move(journal_), {}, std::move(*group_)};
+    opened.group.arm();
+    Journal* record = opened.journal.get();
+    opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
+      return record->update(journal_targets(members));
+    };
+    return opened;
+  }
+
+ private:
+  // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
+  Result<void> lock() {
+    STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(root_));
+    for (const proc::ProcessInfo& info : tree)
+      targets_.push_back({info.id(), CudaState::kRunning});
+    STASIS_TRY(check_descriptors(targets_.size()));
+    STASIS_TRY(check_not_busy(targets_));
+    std::vector<Pid> numbers;
+    for (const JournalTarget& one : targets_)
+      numbers.push_back(one.pid);
+    STASIS_TRY_ASSIGN(locks_, lock_processes(numbers));
+    return {};
+  }
+
+  // No record is made for what is not there, or not CUDA.
+  Result<void> probe() {
+    STASIS_TRY_ASSIGN(auto opened, Group::open(env_.driver, root_));
+    opened.dismiss();
+    group_.emplace(std::move(opened));
+    if (group_->cuda_count() == 0 && !without_cuda_) return fail(not_cuda(*group_));
+    for (const GroupMember& member : group_->members()) {
+      if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
+    }
+    return {};
+  }
+
+  // Before there is a record of ours, which would replace the one that says where that image is.
+  Result<void> check_what_was_left(const ImageContent* content) {
+    const auto left = left_behind(targets_);
+    // A resume looks where that one did, and says so in its record.
+    const bool goes_on = left && left->operation == "resume" && operation_ == "resume" &&
+                         !image_.empty() && left->image == image_;
+    STASIS_TRY(finish_stillness_of(env_, *group_));
+    STASIS_TRY(check_host_memory_of(*group_, left));
+    if (!left || goes_on) return {};
+    return check_content(*group_,
+                         fmt::format("`stasis recover {0}`; or, if the image is elsewhere now, "
+                                     "`stasis resume {0} --images-dir DIR`",
+                                     left->root.value),
+                         content);
+  }
+
+  Result<void> begin(std::span<const GpuMapEntry> gpu_map) {
+    JournalRecord intended{operation_, root_, Pid{}, image_, {}};
+    intended.gpu_map = gpu_map_text(gpu_map);
+    STASIS_TRY_ASSIGN(auto begun, Journal::begin(std::move(intended)));
+    journal_ = std::make_unique<Journal>(std::move(begun));
+    if (journal_->unwritten()) {
+      env_.tell(
+          "no record of this can be written to the state directory (full, or read-only): if it is "
+          "killed, `stasis recover --all` knows nothing of it");
+    }
+    return {};
+  }
+
+  Result<void> finish_what_was_left() {
+    if (journal_->inherited().empty()) return {};
+    auto ready = wait_for_criu(env_, journal_->left());
+    if (ready) ready = settle(env_, journal_->inherited());
+    if (ready) ready = probe();
+    if (!ready) {
+      journal_->finish();
+      return ready;
+    }
+    if (journal_->left().operation == "dump") (void)clear_half_image(journal_->left().image, false);
+    return {};
+  }
+
+  // What we saw before the journal was ours may be what another operation, which has ended since,
+  // was just doing. So look until what we have entered is what there is.
+  Result<void> enter() {
+    for (bool same = false; !same;) {
+      inherit_states(*group_, journal_->inherited());
+      const auto entered = states_of(*group_);
+      auto done = journal_->update(journal_targets(group_->members()));
+      if (done) done = probe();
+      if (!done) return fail(given_up(std::move(done.error())));
+      inherit_states(*group_, journal_->inherited());
+      same = states_of(*group_) == entered;
+    }
+    return {};
+  }
+
+  // What a killed operation has left is entered as ours by now: then the record stays.
+  Error given_up(Error why) {
+    if (journal_->inherited().empty()) journal_->finish();
+    return why;
+  }
+
+  const Environment& env_;
+  const std::string& operation_;
+  const Pid root_;
+  const std::string& image_;
+  const bool without_cuda_;
+  std::vector<JournalTarget> targets_;
+  std::vector<UniqueFd> locks_;  // process_lock.h
+  std::optional<Group> group_;
+  std::unique_ptr<Journal> journal_;
+};
+
 }  // namespace
 
 Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
                                const std::string& image, bool without_cuda,
                                const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
-  // No record is made for what is not there, or not CUDA.
-  std::optional<Group> group;
-  const auto probe = [&]() -> Result<void> {
-    STASIS_TRY_ASSIGN(auto opened, Group::open(env.driver, root));
-    opened.dismiss();
-    group.emplace(std::move(opened));
-    if (group->cuda_count() == 0 && !without_cuda) return fail(not_cuda(*group));
-    for (const GroupMember& member : group->members()) {
-      if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
-    }
-    return {};
-  };
-  const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(auto tree, procfs.tree(root));
-  std::vector<JournalTarget> targets;
-  for (const proc::ProcessInfo& info : tree)
-    targets.push_back({info.id(), CudaState::kRunning});
-  STASIS_TRY(check_descriptors(targets.size()));
-  STASIS_TRY(check_not_busy(targets));
-  // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
-  std::vector<Pid> numbers;
-  for (const JournalTarget& one : targets)
-    numbers.push_back(one.pid);
-  STASIS_TRY_ASSIGN(auto locks, lock_processes(numbers));
-  STASIS_TRY(probe());
-  // Before there is a record of ours, which would replace the one that says where that image is.
-  const auto left = left_behind(targets);
-  // A resume looks where that one did, and says so in its record.
-  const bool goes_on = left && left->operation == "resume" && operation == "resume" &&
-                       !image.empty() && left->image == image;
-  STASIS_TRY(finish_stillness_of(env, *group));
-  STASIS_TRY(check_host_memory_of(*group, left));
-  if (left && !goes_on) {
-    STASIS_TRY(check_content(*group,
-                             fmt::format("`stasis recover {0}`; or, if the image is elsewhere "
-                                         "now, `stasis resume {0} --images-dir DIR`",
-                                         left->root.value),
-                             content));
-  }
-  set_fault_target(root);
-  JournalRecord intended{operation, root, Pid{}, image, {}};
-  intended.gpu_map = gpu_map_text(gpu_map);
-  STASIS_TRY_ASSIGN(auto begun, Journal::begin(std::move(intended)));
-  auto journal = std::make_unique<Journal>(std::move(begun));
-  if (journal->unwritten()) {
-    env.tell(
-        "no record of this can be written to the state directory (full, or read-only): if it is "
-        "killed, `stasis recover --all` knows nothing of it");
-  }
-  if (!journal->inherited().empty()) {
-    auto ready = wait_for_criu(env, journal->left());
-    if (ready) ready = settle(env, journal->inherited());
-    if (ready) ready = probe();
-    if (!ready) {
-      journal->finish();
-      return fail(std::move(ready.error()));
-    }
-    if (journal->left().operation == "dump") (void)clear_half_image(journal->left().image, false);
-  }
-  // What we saw before the journal was ours may be what another operation, which has ended since,
-  // was just doing. So look until what we have entered is what there is.
-  for (bool same = false; !same;) {
-    inherit_states(*group, journal->inherited());
-    const auto entered = states_of(*group);
-    auto done = journal->update(journal_targets(group->members()));
-    if (done) done = probe();
-    if (!done) {
-      // What a killed operation has left is entered as ours by now: then the record stays.
-      if (journal->inherited().empty()) journal->finish();
-      return fail(std::move(done.error()));
-    }
-    inherit_states(*group, journal->inherited());
-    same = states_of(*group) == entered;
-  }
-  if (auto allowed = fault(FaultPoint::kGroupOpened); !allowed) {
-    if (journal->inherited().empty()) journal->finish();
-    return fail(std::move(allowed.error()));
-  }
-  OpenedGroup opened{std::move(locks), std::move(journal), {}, std::move(*group)};
-  opened.group.arm();
-  Journal* record = opened.journal.get();
-  opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
-    return record->update(journal_targets(members));
-  };
-  return opened;
+  return Opening(env, operation, root, image, without_cuda).run(content, gpu_map);
 }
 
 }  // namespace stasis
