@@ -29,9 +29,12 @@ inline std::uint64_t next_number() {
   return ++last;
 }
 
-// Where a piece of physical memory comes from.
+// Where a piece of physical memory comes from. That others have it, too, is no origin: any but the
+// last two may be exported, to processes that come and go (Physical). Managed memory is the
+// driver's, and no piece of it is known (Managed).
 enum class MemoryOrigin {
-  kServed,     // the agent has made it, for cuMemAlloc or as a unit of a pool
+  kServed,     // the agent has made it, for cuMemAlloc
+  kPool,       // the agent has, as a unit of a pool for cuMemAllocAsync (pools.h)
   kProgram,    // the program has, by cuMemCreate; or it was inherited (sharing.h)
   kHost,       // the same, of the host's memory
   kImported,   // another process has

@@ -60,7 +60,7 @@ complete -c stasis -n '__stasis_verb attach' -a "(stasis ps -q -t 200 2>/dev/nul
 complete -c stasis -n __stasis_verb -a ps -d 'list the processes that use CUDA, and the state of each'
 complete -c stasis -n '__stasis_verb ps' -s h -l help -d 'print this help'
 complete -c stasis -n '__stasis_verb ps' -s t -l timeout -x -d 'the time, e.g. 10m, or milliseconds, after which a process that does not answer is "busy" [1s]'
-complete -c stasis -n '__stasis_verb ps' -s w -l watch -d 'list them again and again, after so many seconds [2]'
+complete -c stasis -n '__stasis_verb ps' -s w -l watch -d 'list them again and again, each time after so long, e.g. 500ms'
 complete -c stasis -n '__stasis_verb ps' -l format -x -a 'table csv json' -d 'a table for people'
 complete -c stasis -n '__stasis_verb ps' -l columns -x -d 'these columns, in this order, of pid, user, state, path, gpus, gpu_bytes, since, operation, name, command'
 complete -c stasis -n '__stasis_verb ps' -l json -d 'print one JSON object instead of text'

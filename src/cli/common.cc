@@ -58,27 +58,34 @@ std::optional<std::uint64_t> number_with_unit(std::string text,
   return std::nullopt;
 }
 
+std::optional<std::chrono::milliseconds> duration_of(const std::string& text,
+                                                     const std::string& unit_if_none) {
+  // Some drivers take 32 bits of milliseconds.
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  const std::map<std::string, std::uint64_t> units = {
+      {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
+  const bool has_unit = text.empty() || text.back() < '0' || text.back() > '9';
+  const auto value =
+      number_with_unit(has_unit ? text : text + unit_if_none,
+                       CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::CASE_SENSITIVE));
+  if (!value || *value > kMost) return std::nullopt;
+  return std::chrono::milliseconds(*value);
+}
+
 CLI::Option* add_duration(CLI::App& command, const std::string& name,
                           const std::string& unit_if_none,
                           std::function<void(std::chrono::milliseconds)> take,
                           const std::string& description) {
   const std::string option = name.substr(name.rfind(',') + 1);
-  const auto read = [option, unit_if_none, take = std::move(take)](std::string text) {
-    // Some drivers take 32 bits of milliseconds.
-    constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
-    const std::map<std::string, std::uint64_t> units = {
-        {"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
-    const bool has_unit = text.empty() || text.back() < '0' || text.back() > '9';
-    const auto value =
-        number_with_unit(has_unit ? text : text + unit_if_none,
-                         CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::CASE_SENSITIVE));
-    if (!value || *value > kMost) {
+  const auto read = [option, unit_if_none, take = std::move(take)](const std::string& text) {
+    const auto value = duration_of(text, unit_if_none);
+    if (!value) {
       throw CLI::ValidationError(
           option, fmt::format("'{}' is no duration; take a whole number with ms, s, m or h, e.g. "
                               "90s, 10m or 2h, 49 days at most",
                               text));
     }
-    take(std::chrono::milliseconds(*value));
+    take(*value);
   };
   return command.add_option_function<std::string>(name, read, description)->type_name("TIME");
 }

@@ -91,7 +91,21 @@ std::string message_of(const CLI::App& app, const CLI::ParseError& error) {
     }
     if (app.get_subcommands().empty()) return "a verb is required";
   }
-  return error.what();
+  const std::string said = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return said;
+  const std::string name = said.substr(0, said.find(':'));
+  if (said.find("At Most") != std::string::npos) return name + " was given more than once";
+  if (!said.ends_with(" missing")) return said;
+  for (const CLI::App* verb : app.get_subcommands()) {
+    const CLI::Option* option = verb->get_option_no_throw(name);
+    if (option == nullptr) continue;
+    // "TEXT:{none,lz4,zstd}", or "TIME".
+    std::string type = option->get_type_name();
+    if (const std::size_t words = type.find('{'); words != std::string::npos)
+      type = "one of " + type.substr(words + 1, type.find('}') - words - 1);
+    return fmt::format("{} needs a value: {}", name, type);
+  }
+  return said;
 }
 
 Error usage_error(CLI::App& app, const CLI::ParseError& error) {

@@ -443,6 +443,17 @@ Result<int> run_ps(Context& context, const PsArguments& arguments) {
   }
 }
 
+// Seconds of "2s", "500ms", "0.5"; nothing if it is no such time.
+std::optional<double> watch_of(const std::string& text) {
+  double seconds = 0;
+  if (const auto value = duration_of(text, "s"))
+    seconds = std::chrono::duration<double>(*value).count();
+  else if (!CLI::detail::lexical_cast(text, seconds))
+    return std::nullopt;
+  // A number that is none compares false with everything.
+  return seconds >= 0.1 && seconds <= 86400 ? std::optional(seconds) : std::nullopt;
+}
+
 }  // namespace
 
 Verb add_ps(CLI::App& app) {
@@ -451,21 +462,19 @@ Verb add_ps(CLI::App& app) {
       app.add_subcommand("ps", "list the processes that use CUDA, and the state of each");
   add_time_limit(*command, arguments->timeout, "a process that does not answer is \"busy\"");
   command
-      ->add_option_function<double>(
-          "-w,--watch", [arguments](const double& seconds) { arguments->watch = seconds; },
-          "list them again and again, after so many seconds [2]")
-      ->type_name("SECONDS")
-      ->expected(0, 1)
-      ->default_str("2")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            double seconds = 0;
-            // A number that is none compares false with everything.
-            const bool good =
-                CLI::detail::lexical_cast(text, seconds) && seconds >= 0.1 && seconds <= 86400;
-            return good ? std::string() : "'" + text + "' is not within 0.1 and 86400 seconds";
+      ->add_option_function<std::string>(
+          "-w,--watch",
+          [arguments](const std::string& text) {
+            arguments->watch = watch_of(text);
+            if (!arguments->watch)
+              throw CLI::ValidationError(
+                  "--watch", "'" + text + "' is no time from 100ms to 24h, as 2s or 0.5 (seconds)");
           },
-          ""));
+          "list them again and again, each time after so long, e.g. 500ms; a number without a unit "
+          "is seconds [2s]")
+      ->type_name("TIME")
+      ->expected(0, 1)
+      ->default_str("2s");
   command
       ->add_option_function<std::string>(
           "--format",

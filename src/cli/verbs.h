@@ -107,8 +107,11 @@ Verb add_config(CLI::App& app);
 // A whole number and one of `units`, as CLI11 reads them; nothing for anything else. CLI11 alone
 // takes "-1" for a large number, "010" for 8 and "m" for 1m.
 std::optional<std::uint64_t> number_with_unit(std::string text, const CLI::AsNumberWithUnit& units);
-// An option for a duration, "90s", "10m", "2h", "500ms"; a number without a unit gets
-// `unit_if_none`.
+// A duration, "90s", "10m", "2h", "500ms"; a number without a unit gets `unit_if_none`. Nothing for
+// anything else, or for more than 49 days.
+std::optional<std::chrono::milliseconds> duration_of(const std::string& text,
+                                                     const std::string& unit_if_none);
+// An option for one.
 CLI::Option* add_duration(CLI::App& command, const std::string& name,
                           const std::string& unit_if_none,
                           std::function<void(std::chrono::milliseconds)> take,

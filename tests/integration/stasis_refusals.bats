@@ -35,6 +35,19 @@ unharmed() {
   no_image
 }
 
+@test "what is wrong with an option is said in the words of its help" {
+  refused 2 usage dump 1 x --compress
+  assert_contains "$err" "--compress needs a value: one of none,lz4,zstd"
+  refused 2 usage run --every
+  assert_contains "$err" "--every needs a value: TIME"
+  refused 2 usage dump 1 "$image" -D "$image"
+  assert_contains "$err" "--images-dir was given more than once"
+  refused 2 usage suspend 1 --timeout 1s --timeout 2s
+  assert_contains "$err" "--timeout was given more than once"
+  refused 2 usage ps --watch 50ms
+  assert_contains "$err" "is no time from 100ms to 24h"
+}
+
 @test "a missing, unknown or doubled argument is refused with the way to the help" {
   refused 2 usage
   refused 2 usage frobnicate

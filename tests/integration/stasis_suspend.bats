@@ -47,11 +47,11 @@ teardown() { end_stasis; }
   ! grep -q $'\e' "$said" || return 1
   kill $!
   local wrong
-  for wrong in 0 nan x 1e9; do
+  for wrong in 0 nan x 1e9 50ms 48h; do
     refused 2 usage ps --watch "$wrong"
   done
   # One object a line.
-  stasis ps --watch 0.5 --json >"$said" 2>/dev/null 3>&- &
+  stasis ps --watch 500ms --json >"$said" 2>/dev/null 3>&- &
   at_end_kill $!
   wait_until 60 has_lines 3 '}$'
   kill $!
