@@ -108,7 +108,7 @@ Activation decide() {
 
 }  // namespace
 
-bool steps_aside() { return g_waits.load(std::memory_order_relaxed) || is_to_step_aside(); }
+bool is_inactive() { return g_waits.load(std::memory_order_relaxed) || must_be_inactive(); }
 
 Activation activation() {
   static const Activation decided = [] {

@@ -348,10 +348,10 @@ __attribute__((visibility("default"))) int stasis_attach_prepare(std::uint64_t) 
   state.version = stasis::attach::kAttachVersion;
   state.bytes = sizeof state;
   if (!is_attached()) set_attached();
-  if (is_to_step_aside()) {
+  if (must_be_inactive()) {
     const bool is_tool = activation() == stasis::direct::Activation::kCudaTool;
     return static_cast<int>(
-        answer(AttachAnswer::kStepsAside,
+        answer(AttachAnswer::kInactive,
                is_tool ? "a CUDA tool is at work in it (CUPTI, Nsight, compute-sanitizer, cuda-gdb)"
                        : "its environment has STASIS_AGENT=off",
                ""));

@@ -453,7 +453,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
   CUcontext context = nullptr;
   CUdevice device = 0;
   const auto ask_driver = [&] { return driver().cuMemAlloc_v2(pointer, bytes); };
-  if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+  if (!pointer || is_inactive() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       driver().cuCtxGetDevice(&device) != CUDA_SUCCESS)
     return ask_driver();
   if (bytes == 0) return ask_driver();
@@ -512,7 +512,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
       return driver().cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     });
   };
-  if (height == 0 || !pointer || !pitch || steps_aside()) return ask_driver();
+  if (height == 0 || !pointer || !pitch || is_inactive()) return ask_driver();
   const auto of_row = pitch_of(width, element);
   if (of_row == 0 || height > SIZE_MAX / of_row ||
       hooks::cuMemAlloc_v2(pointer, of_row * height) != CUDA_SUCCESS)

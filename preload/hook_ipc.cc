@@ -33,7 +33,7 @@ CUresult share_of_driver(CUipcMemHandle* handle, CUdeviceptr pointer) {
   const auto& call = driver();
   const auto result = call.cuIpcGetMemHandle(handle, pointer);
   // A process that the program starts after the agent was brought to it has none.
-  if (result != CUDA_SUCCESS || steps_aside() || is_attached()) return result;
+  if (result != CUDA_SUCCESS || is_inactive() || is_attached()) return result;
   CUdeviceptr base = pointer;
   std::size_t size = 0;
   CUcontext context = nullptr;

@@ -140,7 +140,7 @@ namespace hooks {
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) {
   const Gate::Pass pass;
   CUcontext context = nullptr;
-  if (!pointer || steps_aside() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
+  if (!pointer || is_inactive() || driver().cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context ||
       is_no_time_to_try() || !is_concurrent())
     return driver().cuMemAllocManaged(pointer, bytes, flags);
   if (const auto address = allocate_alone(context, bytes, flags)) {

@@ -94,7 +94,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
     return under_new_number(handle,
                             [&] { return driver().cuMemCreate(handle, size, prop, flags); });
   };
-  if (!handle || !prop || flags || steps_aside() || !is_ours_to_make(*prop)) return by_driver();
+  if (!handle || !prop || flags || is_inactive() || !is_ours_to_make(*prop)) return by_driver();
   auto exportable = *prop;
   const bool on_device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   // Memory of the host's is not copied by a mover.
@@ -300,13 +300,13 @@ bool import_own(CUmemGenericAllocationHandle* handle, const ShareKey& key) {
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
   const auto key =
-      type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && handle && !steps_aside()
+      type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && handle && !is_inactive()
           ? key_of_descriptor(static_cast<int>(reinterpret_cast<std::intptr_t>(shareable)))
           : std::nullopt;
   if (!key) {
     const Gate::Pass pass;
     CUmemGenericAllocationHandle real = 0;
-    if (!handle || steps_aside())
+    if (!handle || is_inactive())
       return driver().cuMemImportFromShareableHandle(handle, shareable, type);
     const SharingCall sharing;
     const auto result = driver().cuMemImportFromShareableHandle(&real, shareable, type);

@@ -292,7 +292,7 @@ void* answer_of_dlsym(void* real, const char* name) {
     // Asked of all libraries together. If none but this one has it, there is no driver.
     return real_dlsym()(RTLD_NEXT, name) ? real : nullptr;
   }
-  if (steps_aside()) return real;
+  if (is_inactive()) return real;
   Dl_info where{};
   // The file, because the name alone says nothing: a library may have a cuMemAlloc of its own.
   if (!::dladdr(real, &where) || !where.dli_fname || !std::strstr(where.dli_fname, "libcuda.so"))

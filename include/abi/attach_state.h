@@ -26,7 +26,7 @@ enum class AttachAnswer : std::int32_t {
   kDone = 0,
   kNoDriver = 1,      // not one libcuda.so.1, or a stub
   kUnknownEntry = 2,  // an entry point does not begin as it should
-  kStepsAside = 3,    // a tool of CUDA's is at work here, or STASIS_AGENT=off
+  kInactive = 3,      // a tool of CUDA's is at work here, or STASIS_AGENT=off
   kNoRoom = 4,        // no memory near the driver's code, or it may not be made executable
 };
 

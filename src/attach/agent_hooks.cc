@@ -48,10 +48,10 @@ std::string words_of(const AttachState& state) {
 
 Error of_answer(Pid pid, AttachAnswer answer, const std::optional<AttachState>& state) {
   const std::string why = state ? words_of(*state) : "it does not say why";
-  const bool aside = answer == AttachAnswer::kStepsAside;
+  const bool inactive = answer == AttachAnswer::kInactive;
   return refusal({"attach", Severity::kRed, pid,
                   fmt::format("no agent can be brought to process {}: {}", pid.value, why),
-                  aside
+                  inactive
                       ? "start it without that tool or variable, or leave its memory to the driver"
                       : "leave its memory to the driver, or start it with `stasis run`"});
 }

@@ -346,13 +346,13 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
   return {};
 }
 
-Result<void> Group::keep_still() {
+Result<void> Group::park_threads() {
   if (!parks_) return {};
   NoProgress quiet;
   return in_parallel(
       CudaState::kLocked,
       [this](Process& process) {
-        return process.keep_still(agents_at_work_.contains(process.pid()));
+        return process.park_threads(agents_at_work_.contains(process.pid()));
       },
       "lock", quiet);
 }
@@ -432,7 +432,7 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
       usable_processors() / static_cast<unsigned>(std::max<std::size_t>(1, cuda_count())), 1U,
       kMostSearchers);
   const auto checkpoint_one = [&](Process& process) -> Result<void> {
-    STASIS_TRY(parks_ ? process.keep_still(agents_at_work_.contains(process.pid()))
+    STASIS_TRY(parks_ ? process.park_threads(agents_at_work_.contains(process.pid()))
                       : Result<void>());
     if (!parks_ || !drops_zeros_) return process.checkpoint();
     const auto space = proc::AddressSpace::open(process.pid());
@@ -451,10 +451,10 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   return interrupt.check();
 }
 
-Result<void> Group::keep_agents_still() {
+Result<void> Group::park_agents() {
   for (GroupMember& member : members_) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
-    auto still = member.process.keep_agent_still();
+    auto still = member.process.park_agent();
     if (!still && member.process.alive()) return still;
   }
   return {};

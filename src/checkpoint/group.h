@@ -58,7 +58,7 @@ class Group {
   void leave_threads_alone() { parks_ = false; }
 
   // Our agents in these processes will be asked for something that takes no driver while their GPU
-  // is away (Process::keep_still()).
+  // is away (Process::park_threads()).
   void let_agents_work(std::set<Pid> pids) { agents_at_work_ = std::move(pids); }
 
   // checkpoint() drops the zeros that the driver saves (zero_pages.h), so that CRIU does not write
@@ -73,7 +73,7 @@ class Group {
 
   // After checkpoint(): parks also the agents' threads, so that no thread of a process runs but the
   // driver's own. On an error one may run; all others stay parked.
-  Result<void> keep_agents_still();
+  Result<void> park_agents();
 
   // Quiesces every CUDA process that runs: those of `gates` by what is given for them, the others
   // by the lock. From then on lock() lets no process go on that is locked already: what it would go
@@ -97,9 +97,9 @@ class Group {
   // that have ended. True if there are more that use CUDA: call lock() and checkpoint() once more;
   // they leave alone those that are there already.
   Result<bool> probe_again() { return refresh(root()); }
-  // Keeps the threads of every locked CUDA process still (Process::keep_still()), in parallel, as
+  // Keeps the threads of every locked CUDA process still (Process::park_threads()), in parallel, as
   // checkpoint() does too. In vain where another process does.
-  Result<void> keep_still();
+  Result<void> park_threads();
   // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
   // in use with the free memory of the host and with what the processes' memory cgroups leave them
   // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be

@@ -297,7 +297,7 @@ std::vector<Tid> agents_threads(Pid pid) {
   return found;
 }
 
-Result<void> Process::keep_still(bool agent_works) {
+Result<void> Process::park_threads(bool agent_works) {
   STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
   // With that thread parked, the driver could never act on the process again.
   const auto threads = procfs_.threads(pid());
@@ -309,14 +309,14 @@ Result<void> Process::keep_still(bool agent_works) {
                 "run stasis in the PID namespace of the process, or outside of it");
   }
   return between(FaultPoint::kParkBefore, FaultPoint::kParkAfter, [&] {
-    const Span span(TraceKind::kDriver, "keep threads still", pid());
+    const Span span(TraceKind::kDriver, "park threads", pid());
     auto spared = agent_works ? agents_threads(pid()) : std::vector<Tid>();
     spared.push_back(tid);
-    return park_threads(pid(), spared);
+    return ::stasis::park_threads(pid(), spared);
   });
 }
 
-Result<void> Process::keep_agent_still() {
+Result<void> Process::park_agent() {
   STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
   return park_more_threads(pid(), {tid});
 }
@@ -364,7 +364,7 @@ Result<void> Process::bring_to(CudaState wanted, std::chrono::milliseconds timeo
       if (wanted == CudaState::kRunning) {
         done = unlock();
       } else {
-        done = keep_still();
+        done = park_threads();
         if (done) done = checkpoint();
       }
     } else {

@@ -69,14 +69,14 @@ class Process {
   // dumped and restored: in a checkpointed process a call of the driver may be fatal (parking.h).
   // `agent_works`: and the agent's, which the tool will ask for something that takes no driver.
   // Called when the process is locked. kBusy, kNotPermitted: nothing has changed.
-  Result<void> keep_still(bool agent_works = false);
+  Result<void> park_threads(bool agent_works = false);
   // The same for a process that is checkpointed, and whose agent was to work until now. On an error
   // its other threads are kept still all the same.
-  Result<void> keep_agent_still();
+  Result<void> park_agent();
   // Whether every thread but the driver's own and the agent's is kept still, by this tool or
   // another.
   bool is_kept_still() const;
-  // Undoes keep_still(), where something other than unlock() has made the process run.
+  // Undoes park_threads(), where something other than unlock() has made the process run.
   Result<void> let_go_on();
 
   // Brings the process to `wanted` by as many actions as it takes, whichever state it is in.

@@ -74,7 +74,7 @@ AgentLibrary agent_library(Pid pid) {
   return is_switched_off(pid) ? AgentLibrary::kOff : AgentLibrary::kWorks;
 }
 
-std::string why_aside(AgentLibrary library) {
+std::string why_inactive(AgentLibrary library) {
   switch (library) {
     case AgentLibrary::kOff:
       return "has the agent's library, and STASIS_AGENT=off in its environment";
@@ -98,7 +98,7 @@ std::optional<std::string> why_no_agent(const Process& process) {
   }
   const AgentLibrary library = agent_library(process.pid());
   if (library == AgentLibrary::kNone) return std::nullopt;
-  if (library != AgentLibrary::kWorks) return who + " " + why_aside(library);
+  if (library != AgentLibrary::kWorks) return who + " " + why_inactive(library);
   return who +
          " has the agent's library and no agent: it has allocated no GPU memory by it, or lacked a "
          "thread or a descriptor for it";

@@ -30,7 +30,7 @@ enum class AgentLibrary {
 };
 AgentLibrary agent_library(Pid pid);
 // For kOff and kTool, what the process has, as a half-sentence; "" for the others.
-std::string why_aside(AgentLibrary library);
+std::string why_inactive(AgentLibrary library);
 
 // The reason, for a process in which no agent was found. Nothing: it was started without one.
 std::optional<std::string> why_no_agent(const Process& process);

@@ -48,7 +48,7 @@ Result<void> note_driver_threads(const AgentSet& agents,
 Result<void> Stillness::keep(const direct::AgentClient& agent, const DriverThreads& threads) {
   const Pid pid = agent.pid();
   if (agent.managed_areas() == 0 || is_held_by_us(pid)) return {};
-  const Span span(TraceKind::kDriver, "keep threads still", pid);
+  const Span span(TraceKind::kDriver, "park threads", pid);
   const auto drivers = threads.find(pid);
   if (drivers == threads.end()) {
     return fail(ErrorCode::kInternal,

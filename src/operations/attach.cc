@@ -138,7 +138,7 @@ class Attaching {
   static tl::unexpected<Error> refuse_aside(const Process& process, AgentLibrary library) {
     return fail(refusal({"attach", Severity::kRed, process.pid(),
                          fmt::format("process {} ({}) {}", process.pid().value, process.info().comm,
-                                     why_aside(library)),
+                                     why_inactive(library)),
                          "start it without that"}));
   }
 

@@ -56,7 +56,7 @@ Result<void> HostMemoryDump::begin(Group& group, const UniqueFd& image_dir, cons
 
 // False if there is not enough of it. kNotSupported: CRIU has to save it.
 Result<bool> HostMemoryDump::hide(Group& group, const Criu& criu) {
-  if (auto still = group.keep_agents_still(); !still)
+  if (auto still = group.park_agents(); !still)
     return fail(ErrorCode::kNotSupported, still.error().message);
   if (!memory_.find(group, options_.host_memory == HostMemoryWay::kParallel)) return false;
   if (!inside_criu_->is_heard())

@@ -60,7 +60,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
       STASIS_TRY(opened.direct.refuse_late_sharing(env, group, by_driver));
     }
     phases.begin("checkpoint");
-    STASIS_TRY(group.keep_still());
+    STASIS_TRY(group.park_threads());
     // What they have forked until then; from now on they fork no process.
     STASIS_TRY_ASSIGN(auto more, group.probe_again());
     if (more) continue;
