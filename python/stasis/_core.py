@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Literal
 
-from . import _checks, _errors, _stasis
+from . import _checks, _errors, _remedies, _stasis
 
 _stasis.set_error_factory(_errors.make)
 
@@ -208,7 +208,7 @@ def suspend(
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
     ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
     _checks.callback(progress, "progress")
-    _checks.callback(note, "note")
+    note = _remedies.notes(_checks.callback(note, "note"))
     way = _checks.attach(attach, graphs_are_safe, watch_ms)
     return _report(_open_session().suspend(target, timeout, ignore, way, progress, note))
 
@@ -226,7 +226,7 @@ def resume(pid, gpu_mapping=None, *, images_dir=None, time_limit_ms=0, progress=
     directory = None if images_dir is None else _checks.path(images_dir, "images_dir")
     limit = _checks.milliseconds(time_limit_ms, "time_limit_ms")
     _checks.callback(progress, "progress")
-    _checks.callback(note, "note")
+    note = _remedies.notes(_checks.callback(note, "note"))
     return _report(_open_session().resume(target, pairs, directory, limit, progress, note))
 
 
@@ -256,7 +256,7 @@ def swap(
     pairs = _checks.gpu_mapping(gpu_mapping)
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
     ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
-    _checks.callback(note, "note")
+    note = _remedies.notes(_checks.callback(note, "note"))
     way = _checks.attach(attach, graphs_are_safe, watch_ms)
     given = json.loads(_open_session().swap(first, second, pairs, timeout, ignore, way, note))
     return Swapped(
@@ -338,7 +338,7 @@ def dump(
     }
     options.update((name, _checks.flag(value, name)) for name, value in flags.items())
     _checks.callback(progress, "progress")
-    _checks.callback(note, "note")
+    note = _remedies.notes(_checks.callback(note, "note"))
     way = _checks.attach(attach, graphs_are_safe, watch_ms)
     return _report(_open_session().dump(target, options, way, progress, note), options["images_dir"])
 
@@ -386,7 +386,7 @@ def restore(
         for key, one in (inherit or {}).items()
     ]
     _checks.callback(progress, "progress")
-    _checks.callback(note, "note")
+    note = _remedies.notes(_checks.callback(note, "note"))
     return _report(_open_session().restore(pairs, inherited, options, progress, note), options["images_dir"])
 
 
@@ -394,7 +394,8 @@ def inspect(images_dir, *, verify=False, gpu_mapping=None, criu=None, progress=N
     """What is in an image, and whether it can be restored here: the object of `stasis inspect --json`.
 
     `verify` reads every byte. An image that cannot be restored is no error: see "restorable" and
-    "checks". Without a driver, "checks" says so. Raises ImageIncomplete, ImageCorrupt, ImageVersion, Io.
+    "checks", whose remedies are in terms of this package. Without a driver, "checks" says so. Raises
+    ImageIncomplete, ImageCorrupt, ImageVersion, Io.
     """
     directory = _checks.path(images_dir, "images_dir")
     whole = _checks.flag(verify, "verify")
@@ -405,7 +406,7 @@ def inspect(images_dir, *, verify=False, gpu_mapping=None, criu=None, progress=N
         session = _open_session()
     except (_errors.DriverMissing, _errors.DriverTooOld, _errors.DriverUnsupported):
         session = None
-    return json.loads(_stasis.inspect(session, directory, whole, pairs, program, progress))
+    return _remedies.of_object(json.loads(_stasis.inspect(session, directory, whole, pairs, program, progress)))
 
 
 def recover(pid=None, *, note=None):
@@ -415,7 +416,7 @@ def recover(pid=None, *, note=None):
     NotRolledBack if one of them could not be brought back.
     """
     target = 0 if pid is None else _target(pid)
-    _checks.callback(note, "note")
+    note = _remedies.notes(_checks.callback(note, "note"))
     return [
         Recovered(
             one["pid"],
@@ -515,7 +516,7 @@ class _Operations:
         pairs = _checks.gpu_mapping(gpu_mapping)
         ignore = _checks.flag(ignore_obstacles, "ignore_obstacles")
         _checks.callback(progress, "progress")
-        _checks.callback(note, "note")
+        note = _remedies.notes(_checks.callback(note, "note"))
         whom = _target(self._whom())
         way = _checks.attach(attach, graphs_are_safe, watch_ms)
         return _stasis.suspended(self, _GONE, _open_session(), whom, timeout, ignore, way, pairs, progress, note)

@@ -3,50 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 
-# What a remedy of the command line is called here. `stasis run`, `explain` and others have no function.
-_OPTIONS = {
-    "--ignore-obstacles": "ignore_obstacles=True",
-    "--ignore-undumpable": "ignore_undumpable=True",
-    "--force": "overwrite=True",
-    "--timeout": "timeout_ms=...",
-    "--device-map": "gpu_mapping=...",
-    "--leave-running": 'after="running"',
-    "--leave-suspended": 'after="suspended"',
-    "--tcp-established": "tcp_established=True",
-    "--tcp-close": "tcp_close=True",
-    "--file-locks": "file_locks=True",
-    "--ext-unix-sk": "ext_unix_sk=True",
-    "--shell-job": "shell_job=True",
-    "--ghost-limit": "ghost_limit=...",
-    "--driver-timeout": "stasis.configure(answer_timeout_ms=..., work_timeout_ms=...)",
-    "--path": "path=...",
-    "--attach": "attach=True",
-    "--graphs-are-safe": "graphs_are_safe=True",
-    "--watch": "watch_ms=...",
-}
-_VERBS = ("doctor", "ps", "suspend", "resume", "dump", "recover", "inspect", "verify")
-
-
-def in_python(remedy):
-    """A remedy of the command line in words of this package: options as arguments, verbs as functions."""
-
-    def call(found):
-        verb, argument = found[1], (found[2] or "").strip()
-        argument = "" if argument == "--all" else argument
-        if argument and not re.fullmatch(r"[0-9]+|PID", argument):
-            return found[0]  # it has options, or a path: that line is for a shell
-        return f"`stasis.{verb}({argument.lower()})`"
-
-    def words(text):
-        return re.sub(r"--[a-z][-a-z]*", lambda option: _OPTIONS.get(option[0], option[0]), text)
-
-    said = re.sub(rf"`stasis ({'|'.join(_VERBS)})( [^`]*)?`", call, remedy)
-    # What is in quotes still is a line for a shell.
-    parts = re.split(r"(`stasis [^`]*`)", said)
-    return "".join(part if part.startswith("`stasis ") else words(part) for part in parts)
-
+from ._remedies import in_python, of_object
 
 class Error(RuntimeError):
     """Something could not be done. What it was done to is as it was before, unless it says otherwise.
@@ -71,7 +29,7 @@ class Error(RuntimeError):
         self.driver_name = driver_name
         self.driver_text = driver_text
         #: What the driver, an agent or CRIU would refuse or lose: objects with "id", "pid", "what",
-        #: "remedy", and "override", the option of `stasis` that goes on in spite of it, or None.
+        #: "remedy", and "override", the argument that goes on in spite of it ("ignore_obstacles=True"), or None.
         self.obstacles = tuple(obstacles)
 
     def __str__(self):
@@ -308,7 +266,7 @@ BY_CODE["internal"] = Internal
 def make(code, message, remedy, driver_number, driver_name, driver_text, as_json):
     """For the extension module. A code that a newer library has is an Error with that code."""
     cls = BY_CODE.get(code, Error)
-    obstacles = json.loads(as_json).get("error", {}).get("obstacles", ())
+    obstacles = of_object(list(json.loads(as_json).get("error", {}).get("obstacles", ())))
     error = cls(message, in_python(remedy), driver_number, driver_name, driver_text, obstacles)
     if cls is Error:
         error.code = code

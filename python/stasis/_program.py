@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import _checks, _core, _errors
+from . import _checks, _core, _errors, _remedies
 
 
 def program():
@@ -36,7 +36,7 @@ def program():
 
 def _tell(given, note):
     for text in given.get("notes", ()) if note else ():
-        note(text)
+        note(_remedies.in_python(text))
 
 
 def _ask(*words, note=None, any_status=False):
@@ -149,7 +149,7 @@ def doctor(target=None, *, images_dir=None, trial=True, criu=None):
 
     def checks(of):
         return tuple(
-            Check(one["id"], one["light"], one["what"], one["remedy"] and _errors.in_python(one["remedy"]))
+            Check(one["id"], one["light"], one["what"], one["remedy"] and _remedies.in_python(one["remedy"]))
             for one in given[of]
         )
 
