@@ -108,7 +108,7 @@ start_counter() {
   cmp "$SOURCE/docs/completions/stasis.bash" "$ROOT/usr/share/bash-completion/completions/stasis"
   cmp "$SOURCE/docs/completions/_stasis" "$ROOT"/usr/share/zsh/*/_stasis
   cmp "$SOURCE/docs/completions/stasis.fish" "$ROOT/usr/share/fish/vendor_completions.d/stasis.fish"
-  cmp "$SOURCE/README.md" "$ROOT/usr/share/doc/stasis/README.md"
+  cmp <(sed 's|(LICENSE)|(copyright)|' "$SOURCE/README.md") "$ROOT/usr/share/doc/stasis/README.md"
   cmp "$SOURCE/docs/errors.md" "$ROOT/usr/share/doc/stasis/docs/errors.md"
   assert_equal "$(cd "$ROOT/usr/bin" && ls | xargs)" "cuda-checkpoint stasis stasis-counter stasis-get-criu stasis-sim-smi stasis-task"
   cmp "$SOURCE/deploy/systemd/stasis-job@.service" "$ROOT/usr/lib/systemd/system/stasis-job@.service"
@@ -122,6 +122,59 @@ start_counter() {
     ! readelf -d "$file" 2>/dev/null | grep -E 'R(UN)?PATH' || { echo "$file" >&2; return 1; }
   done
   ! grep -rlF "$STASIS_BUILD" "$ROOT/usr/lib/cmake" "$ROOT/usr/lib/pkgconfig" "$ROOT/usr/share" || return 1
+}
+
+# Each relative link of the pages below $1 that leads to nothing. The first line is the number of links.
+dead_links() {
+  python3 - "$1" <<'PY'
+import os, re, sys
+count, dead = 0, []
+for folder, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        if not name.endswith(".md"):
+            continue
+        with open(os.path.join(folder, name), encoding="utf-8") as page:
+            text = re.sub(r"^ *```.*?^ *```", "", page.read(), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text):
+            link = link[0] or link[1]
+            if re.match(r"[a-z]+:|#", link):
+                continue
+            count += 1
+            if not os.path.exists(os.path.join(folder, link.partition("#")[0])):
+                dead.append(f"{os.path.join(folder, name)}: {link}")
+print(count, *dead, sep="\n")
+PY
+}
+
+@test "each relative link of an installed page leads to a file" {
+  run dead_links "$ROOT/usr/share/doc"
+  assert_equal "$status" 0
+  ((lines[0] > 400))
+  assert_equal "${lines[*]:1}" ""
+  [[ -s $ROOT/usr/share/doc/stasis/docs/pictures/demo.svg && -x $ROOT/usr/share/doc/stasis/examples/two-servers/take-turns ]]
+  # Without a home page what is not there is plain text, and nowhere is raw data.
+  assert_equal "$(find "$ROOT/usr/share/doc" -path '*results*' ! -name '*.md' -type f)" ""
+  ! grep -rlE '\]\([^):]*results/[^)]*\.(json|txt)\)' "$ROOT/usr/share/doc" || return 1
+}
+
+@test "links to what a package lacks lead to the home page, if it has one" {
+  local folder=$BATS_TEST_TMPDIR/doc
+  mkdir -p "$folder/docs/results"
+  touch "$folder/copyright" "$folder/docs/there.md"
+  local -r kFence='```'
+  printf '%s\n' '[a](there.md#b), [*raw*](results/x.json#L3) and ![p](no.svg), [L](../LICENSE), [web](https://e.org/x)' \
+    "${kFence}sh" '[a](b)' "$kFence" '`code` [`t`](../tests/t.py)' >"$folder/docs/page.md"
+  cp -r "$folder" "$folder-2"
+  "$SOURCE/packaging/links" "$folder" https://example.org/s/
+  assert_equal "$(cat "$folder/docs/page.md")" '[a](there.md#b), [*raw*](https://example.org/s/blob/main/docs/results/x.json#L3) and ![p](https://example.org/s/blob/main/docs/no.svg), [L](../copyright), [web](https://e.org/x)
+```sh
+[a](b)
+```
+`code` [`t`](https://example.org/s/blob/main/tests/t.py)'
+  run dead_links "$folder"
+  assert_equal "${lines[*]}" 2
+  "$SOURCE/packaging/links" "$folder-2"
+  assert_equal "$(head -n 1 "$folder-2/docs/page.md")" '[a](there.md#b), *raw* and p, [L](../copyright), [web](https://e.org/x)'
 }
 
 # demo_runs COMMAND...: the demo of the installed files, by that command.
