@@ -231,6 +231,17 @@ END
   ends_with 75
 }
 
+@test "a number without a unit is seconds for --every" {
+  local before=${EPOCHREALTIME/./} took
+  start_run --every 1
+  told "saved to $images/000001 "
+  took=$((${EPOCHREALTIME/./} - before))
+  # Milliseconds would be sooner, and minutes later.
+  ((took >= 1000000 && took < 30000000)) || { echo "the first save was there after $took us" >&2; return 1; }
+  kill -TERM "$RUN"
+  ends_with 75
+}
+
 @test "ps calls no job that is being saved one that waits for its memory" {
   job=(stasis-workload memory --size 64M --pause-ms 20 --status "$TARGET_STATUS")
   start_run --every 300ms --keep 2

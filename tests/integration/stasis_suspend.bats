@@ -238,13 +238,23 @@ END
 
 @test "suspend gives up after --timeout and leaves a busy process running" {
   start_target spin --busy-ms 10000 --pause-ms 0
-  refused 7 timeout suspend "$TARGET" --timeout 300
+  refused 7 timeout suspend "$TARGET" --timeout 300ms
   assert_contains "$err" "300 ms"
   in_state running
   nothing_left
   done_by suspend "$TARGET" --timeout 60000
   done_by resume "$TARGET"
   target_verifies
+}
+
+@test "a number without a unit is milliseconds for --timeout" {
+  start_target spin --busy-ms 20000 --pause-ms 0
+  local before=${EPOCHREALTIME/./}
+  refused 7 timeout suspend "$TARGET" --timeout 300
+  # Were it seconds, it would wait for the work's end.
+  ((${EPOCHREALTIME/./} - before < 2000000)) || { echo "it gave up after $((${EPOCHREALTIME/./} - before)) us" >&2; return 1; }
+  assert_contains "$err" "300 ms"
+  in_state running
 }
 
 @test "a tree in which one is never quiet runs on as a whole" {
