@@ -39,6 +39,18 @@ engine() { timeout -k 5 60 runc --root "$BATS_TEST_TMPDIR/runc" "$@" </dev/null 
   assert_contains "$out" "volumeMounts[0]: Invalid value for \`mount_path\`"
 }
 
+@test "the image that the pages build has a CRIU, got as Containerfile gets it" {
+  local source=$BATS_TEST_DIRNAME/../.. page dockerfile line
+  dockerfile=$source/deploy/containers/pytorch.Dockerfile
+  line='docker build -f deploy/containers/pytorch.Dockerfile --build-arg CRIU=yes -t pytorch-stasis-criu .'
+  for page in "$dockerfile" "$manifests/README.md" "$source/docs/operators.md"; do grep -qF -- "$line" "$page"; done
+  # Of the last stage, which the default leaves as it was.
+  assert_equal "$(sed -n '/^FROM/h; /^FROM/!H; ${g;p}' "$dockerfile" | grep -x 'ARG CRIU=.*')" "ARG CRIU=no"
+  line=$(grep -o 'stasis-get-criu --[^;&]*[a-z]' "$source/Containerfile")
+  [[ -n $line ]]
+  grep -qF "if [ \"\$CRIU\" = yes ]; then $line; fi && \\" "$dockerfile"
+}
+
 # pod: a container as the manifest wants it, running $TARGET_STATUS's workload.
 pod() {
   mkdir -p "$bundle/rootfs"
