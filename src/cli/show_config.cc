@@ -58,13 +58,18 @@ std::optional<Error> check_values(CLI::App& app, const Configuration& configurat
   return std::nullopt;
 }
 
+// A default for all verbs is one only for those that have the option.
+bool is_for(const CLI::App& verb, const ConfigValue& value) {
+  if (!value.verb.empty()) return value.verb == verb.get_name();
+  return verb.get_option_no_throw("--" + value.option) != nullptr;
+}
+
 Result<int> run_config(Context& context, CLI::App& app, const std::string& verb) {
   const auto verbs =
       app.get_subcommands([](const CLI::App* one) { return !one->get_group().empty(); });
-  const bool known = verb.empty() || std::any_of(verbs.begin(), verbs.end(), [&](CLI::App* one) {
-                       return one->get_name() == verb;
-                     });
-  if (!known) {
+  const auto asked = std::find_if(verbs.begin(), verbs.end(),
+                                  [&](const CLI::App* one) { return one->get_name() == verb; });
+  if (!verb.empty() && asked == verbs.end()) {
     return fail(ErrorCode::kUsage, fmt::format("there is no verb '{}'", verb),
                 "`stasis --help` lists them");
   }
@@ -81,7 +86,7 @@ Result<int> run_config(Context& context, CLI::App& app, const std::string& verb)
   json values = json::array();
   std::vector<std::vector<std::string>> lines = {{"VERB", "OPTION", "VALUE", "FROM"}};
   for (const ConfigValue& value : configuration.values) {
-    if (!verb.empty() && !value.verb.empty() && value.verb != verb) continue;
+    if (!verb.empty() && !is_for(**asked, value)) continue;
     const char* variable = variable_of(value.option);
     const char* stronger = variable == nullptr ? nullptr : std::getenv(variable);
     const bool overridden = stronger != nullptr && *stronger != '\0';

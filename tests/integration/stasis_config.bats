@@ -19,7 +19,7 @@ teardown() { end_stasis; }
   grep -qE "^dump +--compress +lz4 +$CONFIG\$" <<<"$out"
   done_by config dump
   [[ $out == *"--compress"* ]]
-  done_by config ps
+  done_by config suspend
   [[ $out != *"--compress"* && $out == *"--driver-timeout"* ]]
   refused 2 usage config dmup
   start_target memory --size 1M
@@ -30,6 +30,18 @@ teardown() { end_stasis; }
   done_by dump "$TARGET" "$image-2" --leave-running --sync disk
   done_by inspect "$image-2" --json || ((status == 11))
   assert_equal "$(json 'd["sync"]')" disk
+}
+
+@test "config VERB leaves out what that verb has no option for" {
+  printf 'grace = "90s"\ndriver-timeout = "7s"\n' >"$CONFIG"
+  done_by config
+  [[ $out == *"--grace"* && $out == *"--driver-timeout"* ]]
+  done_by config run
+  [[ $out == *"--grace"* ]]
+  done_by config dump
+  [[ $out != *"--grace"* && $out == *"--driver-timeout"* ]]
+  done_by config dump --json
+  assert_equal "$(json '[one["option"] for one in d["values"]]')" "['driver-timeout']"
 }
 
 @test "the environment is stronger than a file, and that is shown" {
