@@ -16,6 +16,8 @@
 
 #include <fmt/format.h>
 
+#include "base/units.h"
+
 namespace stasis {
 namespace {
 

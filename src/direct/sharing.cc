@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "abi/agent_protocol.h"
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/threads.h"
@@ -348,7 +349,8 @@ Result<void> finish_inheritance(AgentSet& agents, const DriverThreads& threads) 
   STASIS_TRY(let_inherit(agents, shares, heirs));
   // Those whose own memory was taken out had given all this up before.
   auto asked = sharers(agents);
-  std::erase_if(asked, [](const AgentClient* one) { return one->state() != AgentState::kClosed; });
+  std::erase_if(asked,
+                [](const AgentClient* one) { return one->state() != direct::AgentState::kClosed; });
   return let_give_up(agents, asked, threads);
 }
 

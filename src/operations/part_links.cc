@@ -1,6 +1,7 @@
 #include "operations/part_links.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
