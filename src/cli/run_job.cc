@@ -98,7 +98,7 @@ void add_restart_options(CLI::App& command, job::RunOptions& job, CLI::Option* d
       ->needs(dir)
       ->group(kGroup);
   command
-      .add_option("--map", job.worker.map,
+      .add_option("--device-map,--map", job.worker.map,
                   "its GPUs after a restore: auto, or OLD=NEW,... as `stasis restore` takes it; "
                   "auto finds others of the same kind, among those of CUDA_VISIBLE_DEVICES [auto]")
       ->type_name("MAP")

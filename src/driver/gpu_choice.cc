@@ -164,7 +164,7 @@ Result<std::vector<GpuPair>> choose_gpu_map(std::span<const GpuUse> needed,
                     kinds_of(wanted, [&](std::size_t i) { return &from[wanted[i].from]; }),
                     kinds_of(to, [&](std::size_t j) { return may[j] ? &to[j] : nullptr; })),
         "give it GPUs of that kind (CUDA_VISIBLE_DEVICES says which it may have); to try others: "
-        "--map OLD=NEW");
+        "--device-map OLD=NEW");
   }
   if (from.size() != to.size()) {
     return fail(

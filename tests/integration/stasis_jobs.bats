@@ -475,7 +475,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   kill -TERM "$RUN"
   ends_with 75
   # Or who runs it, by name.
-  start_run --map 0=1
+  start_run --device-map 0=1
   told "goes on from"
   target_goes_on
   (($(gpu_used_of 1) > 0 && $(gpu_used_of 0) == 0))
