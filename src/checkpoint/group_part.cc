@@ -44,6 +44,8 @@ constexpr microseconds kPollOther{20000};
 constexpr microseconds kPollEach{20};
 // Those that follow leave it to the one that leads to say which part is late.
 constexpr milliseconds kGrace{1000};
+// How long this part tries to say that it leaves.
+constexpr milliseconds kMostFarewell{4000};
 // For a file system that does not answer, when there is something to be told.
 constexpr milliseconds kMostAnswer{5000};
 constexpr milliseconds kLookAgain{20};
@@ -180,12 +182,28 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     return {};
   }
 
-  void leave() {
+  Result<void> leave() {
     std::unique_lock lock(mutex_);
-    own_.left = true;
-    dirty_ = true;
+    if (!own_.left) {
+      own_.left = true;
+      left_at_ = Clock::now();
+      dirty_ = true;
+    }
     to_herald_.notify_all();
-    to_caller_.wait_for(lock, kMostAnswer + rendezvous_->longest_stay(), [this] { return ended_; });
+    to_caller_.wait_for(lock, kMostAnswer + longest_stay(), [this] { return ended_; });
+    const auto unheard = std::exchange(unheard_, {});
+    if (unheard.empty()) return {};
+    return fail(
+        ErrorCode::kTimeout,
+        fmt::format("all parts have done it, and part {} has not said that it has heard so: "
+                    "it may have gone back",
+                    listed(unheard, ", ")),
+        "see there what has become of it (`stasis ps`, and what its tool has said)");
+  }
+
+  bool knows_outcome() const {
+    const std::lock_guard lock(mutex_);
+    return is_last(view_.decision.verdict);
   }
 
   // Of the caller. Waits until `is_so`, which is asked with the view guarded.
@@ -300,6 +318,12 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     bool was_held = false;
   };
 
+  // Longer than a part that is cut off waits before it goes back by itself.
+  milliseconds longest_stay() const {
+    constexpr milliseconds kMore{2000};
+    return rendezvous_->serves_others() ? options_.silence + kMostAnswer + kMore : milliseconds(0);
+  }
+
   bool agrees() const { return options_.operation != "resume" && options_.operation != "start"; }
   // Its programs run until they rest: that has a deadline, and needs moments. Those that are
   // restored stand still as soon as they are there, which takes as long as their images are large.
@@ -364,7 +388,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   // --- Of the thread.
 
   void run() {
-    bool again = false;  // what was to be told could not be
+    bool again = false;   // what was to be told could not be
+    bool agreed = false;  // all do it
     for (;;) {
       std::unique_lock lock(mutex_);
       const bool quick = own_.stage == PartStage::kHeld || (leads_ && view_.complete);
@@ -393,12 +418,23 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       if (!listed && !links_) links_ = links;
       again = !told;
       show();
-      if (own.left) break;
+      agreed = agrees() && decision_.verdict == Verdict::kDone;
+      // The part that leads waits for it.
+      if (own.left && (told || !agreed || Clock::now() - left_at_ > kMostFarewell)) break;
     }
-    while (rendezvous_->cleans_up() && !clear() && rendezvous_->stays())
+    bool all_left = false;
+    while (rendezvous_->cleans_up()) {
+      all_left = clear();
+      if (all_left || Clock::now() - left_at_ > longest_stay()) break;
+      // A part that does not hear that all have done it goes back by itself: one that was cut off
+      // comes again.
+      if (!agreed && !rendezvous_->is_needed()) break;
       std::this_thread::sleep_for(kPollHeld);
+    }
+    const bool serves = rendezvous_->serves_others();
     rendezvous_->leave();
     const std::lock_guard lock(mutex_);
+    if (agreed && serves && !all_left) unheard_ = staying_;
     ended_ = true;
     to_caller_.notify_all();
   }
@@ -744,16 +780,19 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   bool clear() {
     const auto names = rendezvous_->names();
     if (!names) return false;
+    staying_.clear();
     std::vector<std::string> files = {kLead, kRoster};
     for (const std::string& name : *names) {
       if (!name.starts_with(kPartPrefix)) continue;
       const auto text = rendezvous_->read(name, kMostPartBytes);
       const auto record =
           text && *text ? record_from_text<PartRecord>(**text) : std::optional<PartRecord>();
-      if (!record || !record->left) return false;
-      files.push_back(links_file(name.substr(kPartPrefix.size())));
+      const std::string part = name.substr(kPartPrefix.size());
+      if (!record || !record->left) staying_.push_back(printable(part));
+      files.push_back(links_file(part));
       files.push_back(name);
     }
+    if (!staying_.empty()) return false;
     files.insert(files.end(), {kRest, kOutcome});
     rendezvous_->remove(files);
     return true;
@@ -780,6 +819,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   std::uint64_t obeyed_ = 0;
   std::size_t index_ = 0;  // written before the roster is complete for the caller
   bool ended_ = false;
+  Clock::time_point left_at_;
+  std::vector<std::string> unheard_;   // parts that may not know that all have done it
   std::atomic<bool> is_late_ = false;  // the caller's time is over
 
   // Of the thread.
@@ -793,6 +834,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   GroupDecision decision_;
   std::map<std::string, Seen> seen_;
   GroupRounds rounds_;
+  std::vector<std::string> staying_;  // parts that have not left, when that was looked at last
 };
 
 Result<std::unique_ptr<GroupPart>> GroupPart::join(std::unique_ptr<GroupRendezvous> rendezvous,
@@ -803,7 +845,7 @@ Result<std::unique_ptr<GroupPart>> GroupPart::join(std::unique_ptr<GroupRendezvo
   return std::unique_ptr<GroupPart>(new GroupPart(std::move(herald)));
 }
 
-GroupPart::~GroupPart() { herald_->leave(); }
+GroupPart::~GroupPart() { (void)herald_->leave(); }
 
 const GroupPartOptions& GroupPart::options() const { return herald_->options(); }
 std::string GroupPart::id() const { return herald_->id(); }
@@ -818,6 +860,8 @@ Result<void> GroupPart::agree_on_links(const GroupLinks& links) {
 }
 bool GroupPart::is_quiesced() const { return herald_->is_quiesced(); }
 Result<void> GroupPart::finish() { return herald_->enter(PartStage::kDone); }
+bool GroupPart::knows_outcome() const { return herald_->knows_outcome(); }
+Result<void> GroupPart::leave() { return herald_->leave(); }
 Error GroupPart::give_up(Error why) { return herald_->give_up(std::move(why)); }
 
 }  // namespace stasis

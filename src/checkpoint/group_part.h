@@ -67,7 +67,7 @@ class GroupPart {
                                                  const Interrupt& interrupt);
   GroupPart(const GroupPart&) = delete;
   GroupPart& operator=(const GroupPart&) = delete;
-  // Says that this part has heard what was decided; the last one removes what is left.
+  // leave()
   ~GroupPart();
 
   const GroupPartOptions& options() const;
@@ -98,6 +98,12 @@ class GroupPart {
   // This part has failed, and tells the others, before it is rolled back. The error to report: if
   // it is only what another part's failure has come to, that.
   Error give_up(Error why);
+  // Whether it was decided, and this part has heard so, what becomes of all.
+  bool knows_outcome() const;
+  // Says that this part has heard what was decided; the last one removes what is left. Once.
+  // kTimeout: this part has done it as all were to, and others, which the error names, have not
+  // said that they have heard so. They may have gone back.
+  Result<void> leave();
 
  private:
   class Herald;

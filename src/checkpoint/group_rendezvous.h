@@ -52,10 +52,11 @@ class GroupRendezvous {
   virtual Result<void> joined() { return {}; }
   // Whether this part removes the records when all parts have heard the outcome.
   virtual bool cleans_up() const { return true; }
-  // This part has heard the outcome, but not all others: whether it stays until they have. So at
-  // most for longest_stay().
-  virtual bool stays() { return false; }
-  virtual std::chrono::milliseconds longest_stay() const { return std::chrono::milliseconds(0); }
+  // Whether the others come to this part for the records: then it stays until they have heard the
+  // outcome.
+  virtual bool serves_others() const { return false; }
+  // Of such a part: whether another one has come in the last second.
+  virtual bool is_needed() { return false; }
   // Nothing is asked for after that.
   virtual void leave() {}
 };

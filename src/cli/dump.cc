@@ -103,6 +103,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   options.dump.part = part.get();
   STASIS_TRY_ASSIGN(auto report,
                     dump(context.environment(*driver), options.target.pid, options.dump));
+  STASIS_TRY(leave_group(part.get(), fmt::format("the image {} is complete", report.images_dir)));
   context.figures = figures_of(report);
   if (context.json) {
     context.print(to_json(report));

@@ -99,4 +99,12 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join(GroupPartOptions options,
   return GroupPart::join(std::move(rendezvous_), std::move(options), interrupt);
 }
 
+Result<void> leave_group(GroupPart* part, const std::string& done) {
+  if (part == nullptr) return {};
+  auto heard = part->leave();
+  if (heard) return {};
+  heard.error().message = done + "; " + heard.error().message;
+  return heard;
+}
+
 }  // namespace stasis::cli

@@ -46,4 +46,7 @@ class GroupOptions {
   std::unique_ptr<GroupRendezvous> rendezvous_;
 };
 
+// GroupPart::leave(), if there is one; an error says what is done all the same.
+Result<void> leave_group(GroupPart* part, const std::string& done);
+
 }  // namespace stasis::cli

@@ -181,7 +181,9 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
                                                         context.interrupt));
   options.restore.part = part.get();
   STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
-  part.reset();
+  // The job has its tool, whatever has become of the others.
+  if (auto heard = leave_group(part.get(), subject_text(report) + " is restored"); !heard)
+    context.note(heard.error().to_string() + "; " + heard.error().remedy);
   context.figures = figures_of(report);
   if (options.detach) {
     STASIS_TRY(check_still_there(report));

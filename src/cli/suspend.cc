@@ -41,6 +41,7 @@ Verb add_suspend(CLI::App& app) {
             options->suspend.part = part.get();
             STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
                                                    options->target.pid, options->suspend));
+            STASIS_TRY(leave_group(part.get(), subject_text(report) + " is suspended"));
             if (!report.was_so) context.figures = figures_of(report);
             if (context.json) {
               context.print(to_json(report));

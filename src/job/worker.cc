@@ -118,6 +118,9 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   options.part = part->get();
   auto report = dump(worker.session.environment(driver), root, options);
   if (!report) return worker.result(report.error());
+  if (*part) {
+    if (auto heard = (*part)->leave(); !heard) worker.notes.push_back(heard.error().to_string());
+  }
   worker.figures = figures_of(*report);
   Saved saved{size_text(*report), report->total.count(), {}};
   if (report->downtime) saved.downtime = report->downtime->count();

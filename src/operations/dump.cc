@@ -426,6 +426,15 @@ class DumpRun {
       if (!opened_->journal->record().ending.empty()) (void)opened_->journal->note_ending({});
       Error failed = rolled_back(env_, *opened_, std::move(why), std::move(back));
       keep_partial_image();
+      // All parts may have ended, but this one did not hear so: its image belongs to theirs.
+      if (waits_for_others_ && !options_.part->knows_outcome()) {
+        commit();
+        failed.remedy += fmt::format(
+            "{}the image {} is kept: if the other parts have theirs and have ended, end this one, "
+            "and restore all",
+            failed.remedy.empty() ? "" : "; ", writer_->final_path());
+        return fail(std::move(failed));
+      }
       (void)writer_->discard();
       // Nothing went wrong in CRIU, so its log says nothing.
       if (first.code == ErrorCode::kInterrupted || asked_in_vain_ || waits_for_others_)

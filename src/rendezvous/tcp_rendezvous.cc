@@ -13,11 +13,7 @@
 #include "rendezvous/secret.h"
 
 namespace stasis::rendezvous {
-namespace {
-
-constexpr std::chrono::milliseconds kLongestStay{10000};
-
-}  // namespace
+namespace {}  // namespace
 
 // Both that this part can be.
 class TcpRendezvous::Ends {
@@ -43,10 +39,7 @@ class TcpRendezvous::Ends {
 
   Result<void> start() { return server_ ? server_->start() : Result<void>(); }
 
-  bool stays() {
-    if (!stays_since_) stays_since_ = Clock::now();
-    return server_ && Clock::now() - *stays_since_ < kLongestStay && server_->is_needed();
-  }
+  bool is_needed() { return server_ && server_->is_needed(); }
 
   void leave() { server_.reset(); }
 
@@ -62,7 +55,6 @@ class TcpRendezvous::Ends {
   RecordClient client_;
   bool serves_ = false;  // not changed any more once this part has joined
   std::unique_ptr<RecordServer> server_;
-  std::optional<Clock::time_point> stays_since_;
 };
 
 TcpRendezvous::TcpRendezvous(std::unique_ptr<Ends> ends) : ends_(std::move(ends)) {}
@@ -131,12 +123,9 @@ Result<void> TcpRendezvous::joined() { return ends_->start(); }
 
 bool TcpRendezvous::cleans_up() const { return serves(); }
 
-bool TcpRendezvous::stays() { return ends_->stays(); }
+bool TcpRendezvous::serves_others() const { return serves(); }
+bool TcpRendezvous::is_needed() { return ends_->is_needed(); }
 
 void TcpRendezvous::leave() { ends_->leave(); }
-
-std::chrono::milliseconds TcpRendezvous::longest_stay() const {
-  return serves() ? kLongestStay : std::chrono::milliseconds(0);
-}
 
 }  // namespace stasis::rendezvous

@@ -41,8 +41,8 @@ class TcpRendezvous : public GroupRendezvous {
   // The part that serves does, and stays as long as parts are connected that have not heard the
   // outcome; ten seconds at most.
   bool cleans_up() const override;
-  bool stays() override;
-  std::chrono::milliseconds longest_stay() const override;
+  bool serves_others() const override;
+  bool is_needed() override;
   void leave() override;
 
  private:
