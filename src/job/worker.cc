@@ -168,6 +168,7 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
                       const StreamEnds& streams, const WorkerOptions& wanted) {
   RestoreOptions options;
   options.images_dir = order.images_dir;
+  options.only_own = true;
   if (wanted.map == kAutomaticMap) {
     options.gpu_choice.emplace();
     if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))

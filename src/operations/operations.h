@@ -240,6 +240,9 @@ struct RestoreOptions {
   // The caller, which is the root's parent, ends while the tree goes on. Without: a root that has
   // asked for a signal at its parent's end (PR_SET_PDEATHSIG) gets it at the caller's.
   bool caller_ends = false;
+  // No user has named this image: what it holds runs as this user only if it is this user's, or
+  // root's.
+  bool only_own = false;
   // Reads all of the image before anything is made, and not while it is needed.
   bool verify_first = false;
   std::vector<InheritedFd> inherit;

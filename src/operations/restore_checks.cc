@@ -1,12 +1,16 @@
 #include "operations/restore_checks.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/nsfs.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <thread>
@@ -381,6 +385,30 @@ std::vector<std::string> files_used_up(const ImageReader& image) {
     if (file.of_criu && (kept == nullptr || !kept->content)) out.push_back(std::move(file.path));
   }
   return out;
+}
+
+Result<void> check_owner(const ImageReader& image) {
+  constexpr uid_t kNobody = 65534;
+  const uid_t ours = ::geteuid();
+  const char* by = ours == 0 ? ::secure_getenv("SUDO_UID") : nullptr;
+  for (const UniqueFd* folder : {&image.dir(), &image.criu_dir()}) {
+    struct stat info {};
+    struct statfs system {};
+    if (::fstat(folder->get(), &info) != 0 || ::fstatfs(folder->get(), &system) != 0)
+      return fail(errno_error("cannot stat " + image.path(), errno));
+    const bool is_squashed =
+        ours == 0 && info.st_uid == kNobody && system.f_type == NFS_SUPER_MAGIC;
+    const bool is_callers = by != nullptr && std::to_string(info.st_uid) == by;
+    if (info.st_uid == ours || info.st_uid == 0 || is_squashed || is_callers) continue;
+    return fail(
+        ErrorCode::kNotPermitted,
+        fmt::format("the image {} belongs to user {}, and what it holds would run as user "
+                    "{}",
+                    image.path(), info.st_uid, ours),
+        "if you trust it, `stasis restore` it by itself, or make it this user's (chown -R); "
+        "otherwise name a directory in which no other user can write");
+  }
+  return {};
 }
 
 Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options) {

@@ -40,6 +40,9 @@ Result<void> check_numbers(const Manifest& manifest);
 // or can be made that. kCriuFailed with their paths; kNotPermitted (foreign_links.h);
 // kImageCorrupt.
 Result<void> check_files(const ImageReader& image);
+// That the image is this user's, or root's: what is in it runs as this user. Under sudo that of the
+// user who has called it counts, and on NFS that of "nobody", for root. kNotPermitted.
+Result<void> check_owner(const ImageReader& image);
 // What is to be done for that before CRIU opens them, of what the image has the content of.
 // kImageCorrupt.
 Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageReader& image);

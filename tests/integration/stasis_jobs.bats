@@ -77,6 +77,24 @@ teardown() { end_stasis; }
   ends_with 130
 }
 
+@test "an image that another user has put there does not run as this one" {
+  start_run
+  job_is_up
+  saves 000001
+  kill -KILL "$RUN"
+  wait_until 60 nobody_is_left
+  ends_with 137
+  chown -R 65433 "$images/000001"
+  refused_by 5 not-permitted stasis run --images-dir "$images" -- "${job[@]}"
+  assert_contains "$err" "belongs to user 65433, and what it holds would run as user 0"
+  # The user who has called sudo has named the directory.
+  SUDO_UID=65433 start_run
+  told "goes on from $images/000001 "
+  target_goes_on
+  kill -INT "$RUN"
+  ends_with 130
+}
+
 @test "--io-uring: a job may use it" {
   job=(sh -c 'exit "$(sed -n "s/^Seccomp:\t//p" /proc/self/status)"')
   start_run --io-uring
