@@ -260,14 +260,15 @@ class Restorer {
   Result<void> run() {
     STASIS_TRY_ASSIGN(auto top, open_file(AT_FDCWD, directory_, O_RDONLY | O_DIRECTORY));
     top_ = std::move(top);
-    STASIS_TRY(clear());
     if (::faccessat(from_.get(), kIndex, F_OK, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
-      return {};
+      return clear();
     STASIS_TRY_ASSIGN(auto file, open_of_image(kIndex));
     STASIS_TRY_ASSIGN(auto text, read_file(file, kIndex, kMostIndex));
     JsonReader::Problem problem;
     const auto index = JsonReader::read<ShmIndex>(parse_json(text), problem);
     if (!problem.what.empty()) return corrupt(problem.what);
+    STASIS_TRY(check_extents(index));
+    STASIS_TRY(clear());
     // Links come when nothing else is made any more.
     std::vector<const ShmEntry*> directories;
     for (const char* type : {"directory", "file", "pipe", "same", "link"}) {
@@ -284,6 +285,25 @@ class Restorer {
   }
 
  private:
+  // In the order in which they were written, each byte once: an index cannot have more copied than
+  // there is.
+  static Result<void> check_extents(const ShmIndex& index) {
+    std::uint64_t content = 0;
+    for (const ShmEntry& item : index.entries) {
+      std::uint64_t end = 0;
+      for (const auto& extent : item.extents) {
+        const std::uint64_t begin = extent[0];
+        const std::uint64_t bytes = extent[1];
+        if (begin < end || begin > item.size || bytes > item.size - begin || extent[2] < content ||
+            bytes > INT64_MAX - extent[2])
+          return corrupt("extents of " + item.path);
+        end = begin + bytes;
+        content = extent[2] + bytes;
+      }
+    }
+    return {};
+  }
+
   static tl::unexpected<Error> corrupt(const std::string& what) {
     return fail(ErrorCode::kImageCorrupt,
                 fmt::format("the index of the job's shared memory is damaged: {}", what),
@@ -375,12 +395,8 @@ class Restorer {
   Result<void> fill(const UniqueFd& file, const ShmEntry& item) {
     if (::ftruncate(file.get(), static_cast<off_t>(item.size)) != 0)
       return io_error("make room for", item.path);
-    for (const auto& extent : item.extents) {
-      const std::uint64_t begin = extent[0];
-      const std::uint64_t bytes = extent[1];
-      if (begin > item.size || bytes > item.size - begin) return corrupt("extents of " + item.path);
-      STASIS_TRY(copy(file, begin, bytes, extent[2], item.path));
-    }
+    for (const auto& extent : item.extents)
+      STASIS_TRY(copy(file, extent[0], extent[1], extent[2], item.path));
     return {};
   }
 

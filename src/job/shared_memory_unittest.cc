@@ -194,11 +194,19 @@ TEST_F(SharedMemory, AnIndexOfTooManyValuesIsRefusedBeforeTheyAreInMemory) {
 TEST_F(SharedMemory, DamageIsAnErrorAndNoCrash) {
   for (
       const char* text :
-      {"", "[]", "{}", R"({"version":2,"entries":[]})", R"({"version":1,"entries":[1]})",
+      {"",
+       "[]",
+       "{}",
+       R"({"version":2,"entries":[]})",
+       R"({"version":1,"entries":[1]})",
        R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[2,4,0]]}]})",
        R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[-1,4]]}]})",
+       R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[0,1,0],[0,1,1]]}]})",
+       R"({"version":1,"entries":[{"type":"file","path":"a","mode":0,"uid":0,"gid":0,"size":4,"extents":[[0,1,0],[1,1,0]]}]})",
        R"({"version":1,"entries":[{"type":"same","path":"a","mode":0,"uid":0,"gid":0,"target":"../b"}]})",
-       R"({"version":1})", R"({"version":true,"entries":[]})", R"({"version":1.5,"entries":[]})",
+       R"({"version":1})",
+       R"({"version":true,"entries":[]})",
+       R"({"version":1.5,"entries":[]})",
        R"({"version":4294967297,"entries":[]})",
        R"({"version":1,"entries":[{"type":"door","path":"a","mode":0,"uid":0,"gid":0}]})",
        R"({"version":1,"entries":[{"type":"directory","path":"a","mode":65536,"uid":0,"gid":0}]})",
