@@ -270,6 +270,22 @@ TEST_F(ImageTest, ADirectoryFilledDuringTheDumpIsNotReplaced) {
   EXPECT_EQ(read_text(image_ + "/mine"), "precious");
 }
 
+TEST_F(ImageTest, OneThatAnotherUserMovesAwayIsNotSaidToBeThere) {
+  ImageWriter writer = created();
+  fill(writer);
+  const auto partial =
+      *std::find_if(fs::directory_iterator(dir_ / ""), fs::directory_iterator(),
+                    [](const fs::directory_entry& entry) {
+                      return entry.path().string().find(".partial-") != std::string::npos;
+                    });
+  fs::rename(partial, dir_ / "stolen");
+  fs::create_directory(partial);
+  auto sealed = writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_);
+  ASSERT_FALSE(sealed);
+  EXPECT_EQ(sealed.error().code, ErrorCode::kNotPermitted);
+  EXPECT_FALSE(fs::exists(image_));
+}
+
 TEST_F(ImageTest, NamesThatAreNoNamesAreRefused) {
   for (const char* path : {"", "/", ".", "..", "a/..", "a/."}) {
     EXPECT_EQ(ImageWriter::create(path, false).error().code, ErrorCode::kUsage) << path;

@@ -184,6 +184,8 @@ struct ImageWriter::State {
                         const Interrupt& interrupt);
   // Returns the manifest as a reader will see it.
   Result<Manifest> write_manifest(const Manifest& manifest, SyncPolicy sync) const;
+  bool is_named(const std::string& name) const;
+  Error exchanged() const;
   Result<void> take_name();
   Result<void> discard();
   void keep_log() const;
@@ -334,6 +336,21 @@ Result<Manifest> ImageWriter::State::write_manifest(const Manifest& manifest,
   return readable;
 }
 
+// In a directory in which another user may rename, that user can put something else there.
+bool ImageWriter::State::is_named(const std::string& name) const {
+  struct stat named {};
+  struct stat own {};
+  return ::fstatat(final.parent.get(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         ::fstat(dir.get(), &own) == 0 && named.st_dev == own.st_dev && named.st_ino == own.st_ino;
+}
+
+Error ImageWriter::State::exchanged() const {
+  return {ErrorCode::kNotPermitted,
+          fmt::format("another user has moved the image away while it was written, in {}",
+                      final.parent_path),
+          "dump to a directory in which only this user can rename"};
+}
+
 Result<void> ImageWriter::State::take_name() {
   // Looked at again: what was an empty directory may have been filled meanwhile.
   STASIS_TRY_ASSIGN(auto now, probe_before(final, overwrite));
@@ -343,13 +360,14 @@ Result<void> ImageWriter::State::take_name() {
                 "give another name");
   }
   const int parent = final.parent.get();
+  if (!is_named(partial)) return fail(exchanged());
   if (before == Before::kNothing) {
     // Cannot destroy anything: rename(2) replaces a directory only by an empty one.
     if (::renameat(parent, partial.c_str(), parent, final.name.c_str()) != 0) {
       return fail(errno_error("cannot give the image its name " + final_path, errno));
     }
-    phase = Phase::kSealed;
-    return {};
+    phase = is_named(final.name) ? Phase::kSealed : Phase::kDone;
+    return phase == Phase::kSealed ? Result<void>() : fail(exchanged());
   }
   if (auto opened = open_file(parent, final.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)) {
     old = std::move(*opened);

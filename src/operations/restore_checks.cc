@@ -388,7 +388,7 @@ std::vector<std::string> files_used_up(const ImageReader& image) {
 }
 
 Result<void> check_owner(const ImageReader& image) {
-  constexpr uid_t kNobody = 65534;
+  constexpr uid_t kSquashed = 65534;
   const uid_t ours = ::geteuid();
   const char* by = ours == 0 ? ::secure_getenv("SUDO_UID") : nullptr;
   for (const UniqueFd* folder : {&image.dir(), &image.criu_dir()}) {
@@ -397,7 +397,7 @@ Result<void> check_owner(const ImageReader& image) {
     if (::fstat(folder->get(), &info) != 0 || ::fstatfs(folder->get(), &system) != 0)
       return fail(errno_error("cannot stat " + image.path(), errno));
     const bool is_squashed =
-        ours == 0 && info.st_uid == kNobody && system.f_type == NFS_SUPER_MAGIC;
+        ours == 0 && info.st_uid == kSquashed && system.f_type == NFS_SUPER_MAGIC;
     const bool is_callers = by != nullptr && std::to_string(info.st_uid) == by;
     if (info.st_uid == ours || info.st_uid == 0 || is_squashed || is_callers) continue;
     return fail(

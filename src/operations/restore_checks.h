@@ -41,7 +41,8 @@ Result<void> check_numbers(const Manifest& manifest);
 // kImageCorrupt.
 Result<void> check_files(const ImageReader& image);
 // That the image is this user's, or root's: what is in it runs as this user. Under sudo that of the
-// user who has called it counts, and on NFS that of "nobody", for root. kNotPermitted.
+// user who has called it counts, and for root on NFS that of the user 65534, whom a server may put
+// for root. kNotPermitted.
 Result<void> check_owner(const ImageReader& image);
 // What is to be done for that before CRIU opens them, of what the image has the content of.
 // kImageCorrupt.

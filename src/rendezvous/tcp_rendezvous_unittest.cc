@@ -26,6 +26,7 @@
 #include "rendezvous/address.h"
 #include "rendezvous/messages.h"
 #include "rendezvous/sealed_channel.h"
+#include "tests/fakes/failing_network.h"
 
 namespace stasis::rendezvous {
 namespace {
@@ -35,75 +36,6 @@ using std::chrono::milliseconds;
 using testing::AnyOf;
 using testing::Each;
 using testing::HasSubstr;
-
-// A network between a part and the one that serves: what listens at the first address, and carries
-// all to the second.
-class Network {
- public:
-  Network(const std::string& from, const std::string& to) : to_(to) {
-    auto addresses = resolve(*parse_host_port(from));
-    listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int yes = 1;
-    ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    EXPECT_EQ(
-        ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&addresses->front().storage),
-               addresses->front().size),
-        0);
-    EXPECT_EQ(::listen(listener_.get(), 16), 0);
-    thread_ = std::jthread([this](const std::stop_token& end) { run(end); });
-  }
-  // From now on nothing comes from the one that serves, though it hears; after `answers` all
-  // connections are cut, and none is taken for `away` more.
-  void fail_for(milliseconds answers, milliseconds away) {
-    cut_at_ = Clock::now() + answers;
-    back_at_ = Clock::now() + answers + away;
-    fails_ = true;
-  }
-
- private:
-  struct Link {
-    UniqueFd client, server;
-  };
-  static bool carry(const UniqueFd& from, const UniqueFd& to, bool drop) {
-    char bytes[65536];
-    const ssize_t got = ::recv(from.get(), bytes, sizeof bytes, MSG_DONTWAIT);
-    if (got < 0 && errno == EAGAIN) return true;
-    if (got <= 0) return false;
-    return drop || ::send(to.get(), bytes, static_cast<std::size_t>(got), MSG_NOSIGNAL) == got;
-  }
-  void take() {
-    UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (fails_ && Clock::now() > cut_at_.load() && Clock::now() < back_at_.load()) return;
-    auto addresses = resolve(*parse_host_port(to_));
-    UniqueFd server(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(server.get(), reinterpret_cast<const sockaddr*>(&addresses->front().storage),
-                  addresses->front().size) == 0)
-      links_.push_back({std::move(client), std::move(server)});
-  }
-  void run(const std::stop_token& end) {
-    while (!end.stop_requested()) {
-      const bool fails = fails_ && Clock::now() < back_at_.load();
-      if (fails && Clock::now() > cut_at_.load()) links_.clear();
-      std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-      for (const Link& link : links_) {
-        polled.push_back({link.client.get(), POLLIN, 0});
-        polled.push_back({link.server.get(), POLLIN, 0});
-      }
-      if (::poll(polled.data(), polled.size(), 20) <= 0) continue;
-      std::erase_if(links_, [&](const Link& link) {
-        return !carry(link.client, link.server, false) || !carry(link.server, link.client, fails);
-      });
-      if (polled.front().revents != 0) take();
-    }
-  }
-
-  const std::string to_;
-  UniqueFd listener_;
-  std::vector<Link> links_;
-  std::atomic<Clock::time_point> cut_at_{}, back_at_{};
-  std::atomic<bool> fails_ = false;
-  std::jthread thread_;  // ends first
-};
 
 class TcpRendezvousTest : public testing::Test {
  protected:
@@ -232,7 +164,7 @@ class TcpRendezvousTest : public testing::Test {
   // Two parts; the network to the second fails when the first hears that it has done its part.
   std::vector<End> run_two_with_a_failure(milliseconds away) {
     const std::string other = new_address();
-    Network network(other, address_);
+    fakes::FailingNetwork network(other, address_);
     std::atomic<bool> serves = false;
     std::vector<End> out(2);
     at_once(2, [&](std::size_t i) {
