@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Loops of JAX, CuPy, Numba and Transformers that verify themselves, round after round, until SIGTERM.
+"""Loops of JAX, CuPy, Numba and Transformers (also as a server) that verify themselves, round after round, until SIGTERM.
 
 They behave as stasis-workload does (tests/workloads/README.md): a status file of one record, `verified N
 rounds` at the end, status 1 at the first mismatch, and 77 with a reason where the package is missing.
 """
 
 import argparse
+import http.client
+import http.server
+import json
 import os
 import signal
 import sys
+import threading
 import time
 
 MASK = 2**64 - 1
@@ -254,7 +258,8 @@ def numba_rounds(options):
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 64, 48
 
 
-def transformers_rounds(options):
+def language_model(options):
+    """The model, on the GPU, and its prompts."""
     try:
         import torch  # pylint: disable=import-outside-toplevel,import-error
         import transformers  # pylint: disable=import-outside-toplevel,import-error
@@ -273,16 +278,32 @@ def transformers_rounds(options):
     with torch.device("cuda"):
         model = transformers.LlamaForCausalLM(config).eval()
     prompts = [torch.randint(3, 32000, (1 + number, PROMPT_TOKENS), device="cuda") for number in range(PROMPTS)]
+    return model, prompts
+
+
+def generate(model, prompt):
+    """The answer's tokens, and the sum of the bits of all logits."""
+    import torch  # pylint: disable=import-outside-toplevel,import-error
+    with torch.inference_mode():
+        answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
+                                max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=0)
+        bits = model(answer).logits.view(torch.int16).long().sum().item()
+    return answer.cpu().tolist(), bits
+
+
+def transformers_rounds(options):
+    model, prompts = language_model(options)
+    return same_answers(lambda at: generate(model, prompts[at]))
+
+
+def same_answers(ask):
+    """Asks the prompts in turn, for ever: each must have the answer that it had at first."""
     known = {}
     number = 0
     while True:
         at = number % PROMPTS
         number += 1
-        with torch.inference_mode():
-            answer = model.generate(prompts[at], attention_mask=torch.ones_like(prompts[at]), do_sample=False,
-                                    max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=0)
-            bits = model(answer).logits.view(torch.int16).long().sum().item()
-        found = (answer.cpu().tolist(), bits)
+        found = ask(at)
         if known.setdefault(at, found) != found:
             raise Mismatch(f"prompt {at}: another answer than at first ({bits} instead of {known[at][1]})")
         if len(known) == PROMPTS and len({one[1] for one in known.values()}) < PROMPTS:
@@ -290,7 +311,40 @@ def transformers_rounds(options):
         yield
 
 
-ROUNDS = {"jax": jax_rounds, "cupy": cupy_rounds, "numba": numba_rounds, "transformers": transformers_rounds}
+def server_rounds(options):
+    """The model behind an HTTP server, a thread for each connection. A client of the same program keeps one open."""
+    model, prompts = language_model(options)
+    turn = threading.Lock()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):  # pylint: disable=invalid-name
+            with turn:
+                body = json.dumps(generate(model, prompts[int(self.path.strip("/"))])).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):  # pylint: disable=arguments-differ
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+
+    def ask(at):
+        connection.request("GET", f"/{at}")
+        answer, bits = json.loads(connection.getresponse().read())
+        return answer, bits
+
+    return same_answers(ask)
+
+
+ROUNDS = {"jax": jax_rounds, "cupy": cupy_rounds, "numba": numba_rounds, "transformers": transformers_rounds,
+          "server": server_rounds}
 
 
 def main():

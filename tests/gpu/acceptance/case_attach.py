@@ -1,6 +1,5 @@
 """The agent for programs that already run (docs/adr/0053-attach.md): comes, takes their memory, and nothing is lost."""
 
-from . import case_torch
 from .case_direct_programs import framework, medians, through_everything, train
 from .case_groups import TRANSPORTS, start_job
 from .core import case, expect, expect_equal
@@ -67,9 +66,13 @@ def said(figures):
             f"{(sum(one['left'].values()) + one['converted']) / 2**30:.1f} GiB; {figures['note']}")
 
 
+def watched(machine, pid):
+    return attach(machine, pid, "--watch", "1s")
+
+
 def torch(machine, env=None):
     """PyTorch: the agent comes after it has trained, then suspends and dumps, losses equal."""
-    figures = train(machine, [], 8, env, attach=lambda machine, pid: attach(machine, pid, "--watch", "1s"))
+    figures = train(machine, [], 8, env, attach=watched)
     expect(share_of(figures["attach"]) >= LEAST_SHARE, f"too little is the agent's: {figures['attach']}")
     return {**figures, "note": said(figures)}
 
@@ -89,7 +92,10 @@ def loop(machine, kind, rounds_before=5, env=None):
 case("attach.jax", simulated=False, needs=NEEDS + ("criu",))(
     lambda machine: loop(machine, "jax", 55, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                                               "XLA_FLAGS": "--xla_gpu_enable_command_buffer="}))
-for one in ("cupy", "transformers"):
+# Its command buffers are CUDA graphs, which it makes by itself.
+case("attach.jax_command_buffers", simulated=False, needs=NEEDS + ("criu",))(
+    lambda machine: loop(machine, "jax", 55, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
+for one in ("cupy", "transformers", "server"):
     case(f"attach.{one}", simulated=False, needs=NEEDS + ("criu",))(lambda machine, kind=one: loop(machine, kind))
 
 
@@ -117,35 +123,18 @@ def nccl_without_imports(machine):
 @case("attach.torch_workers", simulated=False, needs=NEEDS + ("criu",))
 def torch_workers(machine):
     """The same with four workers that prepare its data, which were forked from it."""
-    version = case_torch.require_torch(machine)
-    arguments = ("--gib", "2", "--workers", "4", "--start-method", "fork")
-    undisturbed = case_torch.finish(case_torch.start(machine, "undisturbed", *arguments))
-    target = case_torch.start(machine, "attached", *arguments)
-    case_torch.wait_step(target, 10)
-    figures = {"torch": version, "attach": attach(machine, target.pid, "--watch", "1s")}
-    for step in (30, 60, 90):
-        case_torch.wait_step(target, step)
-        machine.stasis("suspend", target.pid).must_succeed()
-        machine.stasis("resume", target.pid).must_succeed()
-    expect(case_torch.finish(target) == undisturbed, "the losses differ")
-    figures["note"] = f"{share_of(figures['attach']):.1%} is the agent's; losses as undisturbed"
-    return figures
+    # A directory that is part of the job, for the sockets of the loader.
+    figures = train(machine, ["--workers", "4", "--start-method", "fork"], 2, {"TMPDIR": "/dev/shm"}, watched)
+    return {**figures, "note": said(figures)}
 
 
-@case("attach.torch_graphs", simulated=False, needs=NEEDS)
+@case("attach.torch_graphs", simulated=False, needs=NEEDS + ("criu",))
 def torch_graphs(machine):
     """With `torch.cuda.graph`: refused while it is watched; with consent it trains on, losses as undisturbed."""
-    version = case_torch.require_torch(machine)
-    undisturbed = case_torch.finish(case_torch.start(machine, "undisturbed", "--graphs"))
-    target = case_torch.start(machine, "attached", "--graphs")
-    case_torch.wait_step(target, 10)
-    refused = machine.stasis("attach", target.pid, "--watch", "2s")
-    expect_equal(refused.status, 8, "status without consent")
-    figures = {"torch": version, "attach": attach(machine, target.pid, "--graphs-are-safe")}
-    for step in (40, 80, 120):
-        case_torch.wait_step(target, step)
-        machine.stasis("suspend", target.pid).must_succeed()
-        machine.stasis("resume", target.pid).must_succeed()
-    expect(case_torch.finish(target) == undisturbed, "the losses differ")
-    figures["note"] = f"refused, then {share_of(figures['attach']):.1%} by consent; losses as undisturbed"
-    return figures
+    def refused_first(machine, pid):
+        refused = machine.stasis("attach", pid, "--watch", "2s")
+        expect_equal(refused.status, 8, "status without consent")
+        return attach(machine, pid, "--graphs-are-safe")
+
+    figures = train(machine, ["--graphs"], 2, attach=refused_first)
+    return {**figures, "note": f"refused without consent; {said(figures)}"}

@@ -4,6 +4,7 @@ without."""
 import json
 import os
 import re
+import statistics
 import sys
 
 from .case_groups import ALLREDUCE
@@ -160,6 +161,69 @@ def shared_there_and_back(machine, argv, rounds_of):
     figures["note"] = (f"{rounds()} rounds; checkpoint {figures['checkpoint_seconds']:.1f} s, "
                        f"restore {figures['restore_seconds']:.1f} s")
     return figures
+
+
+def verifying(machine, size, *before):
+    """A container in which stasis-workload runs, its rounds, and what waits for two more."""
+    status = os.path.join(machine.work, "workload.status")
+    container = Runc(machine, [*before, machine.program("stasis-workload"), "memory", "--size",
+                               "32M" if machine.simulated else size, "--status", status, "--pause-ms", "5"],
+                     {"STASIS_STATE_DIR": os.path.join(machine.work, "state-inside")})
+
+    def rounds():
+        try:
+            with open(status, encoding="ascii", errors="replace") as file:
+                return int(re.match(r"round (\d+) ok", file.read()).group(1))
+        except (OSError, AttributeError):
+            return 0
+
+    def go_on():
+        wanted = rounds() + 2
+        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}")
+
+    go_on()
+    return container, rounds, go_on
+
+
+def suspends(machine, container, path, go_on, count=3):
+    """From out here; the medians of what the tool said."""
+    seconds = {"suspend": [], "resume": []}
+    for _ in range(count):
+        said = machine.stasis("suspend", container.pid, "--json").must_succeed().json()
+        expect_equal(said["path"], path, "path")
+        seconds["suspend"].append(said["seconds"])
+        seconds["resume"].append(machine.stasis("resume", container.pid, "--json").must_succeed().json()["seconds"])
+        go_on()
+    return {f"{verb}_seconds": round(statistics.median(taken), 3) for verb, taken in seconds.items()}
+
+
+@case("container.runc.from_host", needs=NEEDS)
+def from_outside(machine):
+    """A container that knows nothing of Stasis: its program is suspended from the host, gets the agent from there, and
+    is suspended by it. A dump from there is refused with the way that works, and harms nothing."""
+    container, rounds, go_on = verifying(machine, "4G")
+    figures = {"driver": suspends(machine, container, "driver", go_on)}
+    figures["attach_seconds"] = machine.stasis("attach", container.pid, "--json").must_succeed().json()["seconds"]
+    go_on()
+    figures["direct"] = suspends(machine, container, "direct", go_on)
+    done = machine.stasis("dump", container.pid, "--images-dir", os.path.join(machine.work, "image"), "--leave-running")
+    expect_equal(done.status, 9, f"status of a dump from the host ({done.brief()})")
+    expect("the container engine's checkpoint" in done.err, f"not said: {done.err}")
+    go_on()
+    return {**figures, "note": f"{rounds()} rounds; {figures}"}
+
+
+@case("container.runc.run_inside", needs=NEEDS)
+def run_inside(machine):
+    """`stasis run` in a container, suspended from inside and from the host."""
+    stasis = machine.program("stasis")
+    container, rounds, go_on = verifying(machine, "4G", stasis, "run", "--")
+    figures = suspends(machine, container, "direct", go_on)
+    for _ in range(3):
+        for verb in ("suspend", "resume"):
+            container.exec(stasis, verb, "1")
+        go_on()
+    return {**figures, "note": f"{rounds()} rounds; {figures}"}
 
 
 @case("container.runc.ranks.agent", needs=NEEDS)

@@ -198,9 +198,12 @@ case("direct.jax.on_demand", simulated=False, needs=NEEDS + DUMPS)(
     lambda machine: framework(machine, "jax", 2, 55, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
 case("direct.jax.preallocated", simulated=False, needs=NEEDS + DUMPS)(
     lambda machine: framework(machine, "jax", 2, 55, {"XLA_CLIENT_MEM_FRACTION": "0.05"}))
+# From the driver's own pool, stream by stream.
+case("direct.jax.cuda_async", simulated=False, needs=NEEDS + DUMPS)(
+    lambda machine: framework(machine, "jax", 2, 55, {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}))
 # Three quarters of the GPU, as JAX takes them by itself.
 case("direct.jax.default", simulated=False, needs=NEEDS + DUMPS)(lambda machine: framework(machine, "jax", 2, 55))
-for one in ("cupy", "numba", "transformers"):
+for one in ("cupy", "numba", "transformers", "server"):
     case(f"direct.{one}", simulated=False, needs=NEEDS + DUMPS)(
         lambda machine, kind=one: framework(machine, kind, 2))
 

@@ -1,11 +1,14 @@
 """Managed memory, which the driver refuses to checkpoint, and the agent gives up before."""
 
+import os
+import signal
 import sys
 
 from .case_direct import NEEDS, resume, run_under_agent, start, suspend
 from .case_direct_programs import LOOPS, dump_and_restore, medians
 from .core import Failure, case, expect, expect_equal
 from .case_devices import swap
+from .targets import Target
 
 CYCLES, DUMPS = 20, 5
 
@@ -87,6 +90,37 @@ def more_than_fits(machine):
     rounds = target.finish()
     figures["note"] = f"2 GiB beside {total - 2048} of {total} MiB; {rounds} rounds verified; {medians(figures)}"
     return figures
+
+
+VARIABLE = os.path.join(os.path.dirname(LOOPS), "managed_variable.py")
+
+
+@case("managed.variable", simulated=False, needs=NEEDS)
+def variable(machine):
+    """A `__managed__` variable of a module, which is the driver's own: refused before anything is touched, with the
+    agent and without. With its module unloaded the program is suspended, and after that it has one again."""
+    figures = {}
+    for name, begin in (("bare", Target), ("agent", run_under_agent)):
+        target = begin(machine, [sys.executable, VARIABLE, "{status}"], name)
+        target.wait_rounds(3)
+        for verb in (("suspend", target.pid), ("doctor", target.pid)):
+            done = machine.stasis(*verb)
+            figures[f"{name}_{verb[0]}"] = {"status": done.status, "said": (done.out + done.err)[-1500:]}
+        expect_equal(figures[f"{name}_suspend"]["status"], 8, f"{name}: status ({figures})")
+        for word in ("managed", "__managed__"):
+            expect(word in figures[f"{name}_suspend"]["said"], f"not said: {figures}")
+        held = target.rounds()
+        target.wait_for(lambda of=target, least=held: of.rounds() > least + 3, "rounds after the refusal")
+        os.kill(target.pid, signal.SIGUSR1)  # it unloads the module
+        target.wait_for(lambda of=target: "unloaded" in of.output(), "the module unloaded")
+        for _ in range(3):
+            machine.stasis("suspend", target.pid).must_succeed()
+            machine.stasis("resume", target.pid).must_succeed()
+        os.kill(target.pid, signal.SIGUSR2)
+        held = target.rounds()
+        target.wait_for(lambda of=target, least=held: of.rounds() > least + 3, "rounds of a module loaded anew")
+        figures[f"{name}_rounds"] = target.finish()
+    return {**figures, "note": "refused, and suspended without its module"}
 
 
 @case("managed.refused", needs=NEEDS)

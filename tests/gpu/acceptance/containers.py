@@ -365,6 +365,10 @@ class Runc(Container):
         self._note_pid()
         return done.seconds
 
+    def exec(self, *argv):
+        """A program of its own in the container, which must succeed."""
+        return self.must(self._call("exec", self.name, *argv), f"exec {' '.join(argv)}")
+
     def remove(self):
         self._call("delete", "--force", self.name)
 
