@@ -21,7 +21,8 @@ struct Function {
 
 struct Module {
   Context* context = nullptr;
-  std::vector<PtxKernel> kernels;
+  PtxModule text;
+  std::vector<Address> managed;  // of each of the text's managed variables
   std::vector<std::unique_ptr<Function>> functions;
 };
 
@@ -33,6 +34,28 @@ void unload_modules(Driver& driver, Context& context) {
   }
   context.modules.clear();
 }
+
+namespace {
+
+// A managed variable is in memory of the driver's own, which makes all of the process refused to
+// the checkpoint (801, driver 580.159.04) until the module is unloaded.
+CUresult make_variables(Driver& driver, Context& context, Module& module) {
+  for (const PtxVariable& variable : module.text.managed) {
+    Address address = 0;
+    const auto rc = driver.memory.allocate_host(Kind::kManaged, context.device, variable.size,
+                                                &context, CU_MEM_ATTACH_GLOBAL, address);
+    if (rc != CUDA_SUCCESS) {
+      for (const Address made : module.managed)
+        driver.memory.free(made);
+      return rc;
+    }
+    std::memset(reinterpret_cast<void*>(address), 0, variable.size);
+    module.managed.push_back(address);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
 
 }  // namespace stasis::sim
 
@@ -157,7 +180,8 @@ CUresult cuModuleLoadData(CUmodule* out, const void* image) {
     std::uint32_t magic;
     std::memcpy(&magic, text, sizeof magic);
     if (magic == 0xba55ed50) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (!parse_ptx(text, module->kernels)) return CUDA_ERROR_INVALID_IMAGE;
+    if (!parse_ptx(text, module->text)) return CUDA_ERROR_INVALID_IMAGE;
+    if (const auto rc = make_variables(driver, context, *module); rc != CUDA_SUCCESS) return rc;
     std::lock_guard lock(driver.mutex);
     context.modules.insert(module.get());
     driver.modules.insert(module.get());
@@ -175,6 +199,8 @@ CUresult cuModuleUnload(CUmodule handle) {
     auto* module = find_module(driver, handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
     module->context->synchronize();
+    for (const Address variable : module->managed)
+      driver.memory.free(variable);
     std::lock_guard lock(driver.mutex);
     module->context->modules.erase(module);
     driver.modules.erase(module);
@@ -188,7 +214,7 @@ CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name)
     if (!out || !name || !*name) return CUDA_ERROR_INVALID_VALUE;
     auto* module = find_module(driver, handle);
     if (!module) return CUDA_ERROR_INVALID_HANDLE;
-    for (const auto& kernel : module->kernels) {
+    for (const auto& kernel : module->text.kernels) {
       if (kernel.name != name) continue;
       const auto symbol = "stasis_sim_kernel_" + kernel.name;
       auto* code = reinterpret_cast<KernelFunction*>(::dlsym(RTLD_DEFAULT, symbol.c_str()));
@@ -206,11 +232,20 @@ CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name)
   });
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr*, std::size_t*, CUmodule handle, const char* name) {
+CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, std::size_t* bytes, CUmodule handle,
+                              const char* name) {
   return in_context([&](Driver& driver, Context&) -> CUresult {
     if (!name) return CUDA_ERROR_INVALID_VALUE;
-    if (!find_module(driver, handle)) return CUDA_ERROR_INVALID_HANDLE;
-    return CUDA_ERROR_NOT_FOUND;  // variables of a module are not simulated
+    const auto* module = find_module(driver, handle);
+    if (!module) return CUDA_ERROR_INVALID_HANDLE;
+    for (std::size_t i = 0; i < module->managed.size(); ++i) {
+      const PtxVariable& variable = module->text.managed[i];
+      if (variable.name != name) continue;
+      if (address) *address = module->managed[i];
+      if (bytes) *bytes = variable.size;
+      return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_NOT_FOUND;  // other variables of a module are not simulated
   });
 }
 

@@ -100,14 +100,39 @@ bool parse_parameter(Tokens& tokens, PtxKernel& kernel, bool& last) {
   return true;
 }
 
+// What follows ".global", up to its ";" or the "=" before its content.
+bool parse_variable(Tokens& tokens, PtxModule& out) {
+  PtxVariable variable;
+  bool is_managed = false;
+  std::size_t element = 0;
+  for (auto word = tokens.next(); word != ";" && word != "="; word = tokens.next()) {
+    if (word.empty()) return false;
+    if (word == "[") {
+      std::size_t length = 0;
+      if (!parse_count(tokens.next(), length) || tokens.next() != "]") return false;
+      variable.size *= length;
+    } else if (word == ".managed") {
+      is_managed = true;
+    } else if (const auto size = type_size(word); size && !element) {
+      element = variable.size = size;
+    } else if (element) {
+      variable.name = word;
+    }
+  }
+  if (is_managed && (variable.name.empty() || variable.size == 0)) return false;
+  if (is_managed) out.managed.push_back(std::move(variable));
+  return true;
+}
+
 }  // namespace
 
-bool parse_ptx(std::string_view text, std::vector<PtxKernel>& out) {
-  out.clear();
+bool parse_ptx(std::string_view text, PtxModule& out) {
+  out = {};
   const auto clean = without_comments(text);
   if (clean.find(".version") == std::string::npos) return false;
   Tokens tokens(clean);
   for (auto word = tokens.next(); !word.empty(); word = tokens.next()) {
+    if (word == ".global" && !parse_variable(tokens, out)) return false;
     if (word != ".entry") continue;
     PtxKernel kernel;
     kernel.name = tokens.next();
@@ -122,7 +147,7 @@ bool parse_ptx(std::string_view text, std::vector<PtxKernel>& out) {
         if (!parse_parameter(tokens, kernel, last)) return false;
       }
     }
-    out.push_back(std::move(kernel));
+    out.kernels.push_back(std::move(kernel));
   }
   return true;
 }

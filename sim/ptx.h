@@ -1,4 +1,5 @@
-// As much of PTX as a launch needs: the names of the kernels and the sizes of their parameters.
+// As much of PTX as a launch needs: the names of the kernels and the sizes of their parameters, and
+// the managed variables.
 //
 // Threads: a pure function.
 #pragma once
@@ -21,7 +22,18 @@ struct PtxKernel {
   std::size_t argument_bytes = 0;
 };
 
-// False: this is no PTX text (no .version, or a broken .entry).
-bool parse_ptx(std::string_view text, std::vector<PtxKernel>& out);
+// `.global .attribute(.managed)`, in CUDA C++ `__managed__`.
+struct PtxVariable {
+  std::string name;
+  std::size_t size = 0;  // bytes
+};
+
+struct PtxModule {
+  std::vector<PtxKernel> kernels;
+  std::vector<PtxVariable> managed;  // other variables are left out
+};
+
+// False: this is no PTX text (no .version, or a broken .entry or .global).
+bool parse_ptx(std::string_view text, PtxModule& out);
 
 }  // namespace stasis::sim

@@ -118,7 +118,9 @@ class Call<cuda::CUresult(Args...)> {
   X(cuEventQuery, 2000)                   \
   X(cuEventSynchronize, 2000)             \
   X(cuModuleLoadData, 2000)               \
+  X(cuModuleUnload, 2000)                 \
   X(cuModuleGetFunction, 2000)            \
+  X(cuModuleGetGlobal_v2, 3020)           \
   X(cuLaunchKernel, 4000)                 \
   X(cuMemAddressReserve, 10020)           \
   X(cuMemAddressFree, 10020)              \

@@ -241,10 +241,27 @@ bool gives_managed_up(Pid pid) {
   return false;
 }
 
+bool has_our_agent(Pid pid) {
+  const auto agent = AgentClient::probe(pid);
+  return agent && *agent && (*agent)->of_our_version;
+}
+
 bool is_lifted(const Obstacle& obstacle, bool quiesced) {
   if (obstacle.id == "managed-memory") return !quiesced && gives_managed_up(obstacle.pid);
-  const auto agent = AgentClient::probe(obstacle.pid);
-  return obstacle.id == "nccl" && agent && *agent && (*agent)->of_our_version;
+  return obstacle.id == "nccl" && has_our_agent(obstacle.pid);
+}
+
+// What to do is not to start it with an agent where it has one.
+void say_what_agents_lack(std::vector<Obstacle>& obstacles) {
+  for (Obstacle& one : obstacles) {
+    if (one.id != "managed-memory" || !has_our_agent(one.pid)) continue;
+    one.what =
+        "managed memory that its agent did not allocate, such as a __managed__ variable of a "
+        "module, which the driver refuses to checkpoint";
+    one.remedy =
+        "use memory from cudaMallocManaged or cudaMalloc instead, or suspend it while no such "
+        "module is loaded";
+  }
 }
 
 }  // namespace
@@ -256,6 +273,7 @@ std::vector<Obstacle> drop_lifted(std::vector<Obstacle>& obstacles, bool quiesce
   std::vector<Obstacle> out(std::make_move_iterator(lifted),
                             std::make_move_iterator(obstacles.end()));
   obstacles.erase(lifted, obstacles.end());
+  say_what_agents_lack(obstacles);
   return out;
 }
 

@@ -28,7 +28,8 @@ Result<void> check_sharing(const std::vector<ProcessShares>& processes);
 bool may_settle(const std::vector<ProcessShares>& processes);
 
 // Leaves out what the agents bring back: the memory that NCCL shares, and managed memory as long as
-// the programs run. `quiesced`: then all of that has to be gone. Returns what it has left out.
+// the programs run. `quiesced`: then all of that has to be gone. Of managed memory that an agent
+// cannot give up it says so. Returns what it has left out.
 std::vector<Obstacle> drop_lifted(std::vector<Obstacle>& obstacles, bool quiesced = false);
 
 // For how long the tool waits for it, and when it asks again.

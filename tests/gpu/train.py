@@ -164,6 +164,8 @@ def main():
             with open(options.losses, "a", encoding="ascii") as file:
                 file.write(f"{step} {loss.item().hex()}\n")
         done = step
+        if step == 1 and options.workers:  # they have begun, and do not inherit it
+            signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
         if ending:
             break
         if options.pause_ms:

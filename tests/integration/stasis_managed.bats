@@ -95,6 +95,31 @@ was_never_asked() {
   target_verifies
 }
 
+target_says() { wait_until 30 eval "[ \"\$(tail -n 1 $TARGET_LOG)\" = $1 ]"; }
+
+# variable_is_refused WORDS...: its process is suspended without the module, and only then.
+variable_is_refused() {
+  refused 8 not-supported suspend "$TARGET"
+  assert_contains "$err" "$@"
+  target_goes_on
+  kill -USR1 "$TARGET"
+  target_says unloaded
+  stasis suspend "$TARGET"
+  stasis resume "$TARGET"
+  kill -USR2 "$TARGET"
+  target_says loaded
+  target_goes_on
+  refused 8 not-supported suspend "$TARGET"
+  target_verifies
+}
+
+@test "a __managed__ variable is refused before anything is touched, and its program suspended without the module" {
+  start_target variable
+  variable_is_refused "start it with \`stasis run\`" "(not __managed__ variables)"
+  start_agent variable
+  variable_is_refused "a __managed__ variable of a module" "while no such module is loaded"
+}
+
 @test "managed memory for which the program's memory limit has no room stays, and the program runs on" {
   need_root "memory cgroups"
   make_memory_cgroup $((1 << 30))

@@ -37,6 +37,7 @@ constexpr Kind kKinds[] = {
     {"peer", run_peer, "two GPUs that work on each other's memory (--size)"},
     {"poll", run_poll, "host threads that ask the driver all the time"},
     {"managed", run_managed, "managed memory, which the driver cannot checkpoint"},
+    {"variable", run_managed_variable, "a __managed__ variable (USR1: none, USR2: again)"},
     {"ipc", run_ipc, "memory shared with a child, which cannot be restored"},
     {"ipc-child", run_ipc_child, "the child of ipc"},
     {"loader", run_loader, "a CUDA process and workers that it forked (--children)"},

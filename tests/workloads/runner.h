@@ -122,6 +122,7 @@ void run_torture(Run& run);
 void run_peer(Run& run);
 void run_poll(Run& run);
 void run_managed(Run& run);
+void run_managed_variable(Run& run);
 void run_ipc(Run& run);
 void run_ipc_child(Run& run);
 void run_tree(Run& run);

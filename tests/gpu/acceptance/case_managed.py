@@ -8,7 +8,6 @@ from .case_direct import NEEDS, resume, run_under_agent, start, suspend
 from .case_direct_programs import LOOPS, dump_and_restore, medians
 from .core import Failure, case, expect, expect_equal
 from .case_devices import swap
-from .targets import Target
 
 CYCLES, DUMPS = 20, 5
 
@@ -92,34 +91,29 @@ def more_than_fits(machine):
     return figures
 
 
-VARIABLE = os.path.join(os.path.dirname(LOOPS), "managed_variable.py")
-
-
-@case("managed.variable", simulated=False, needs=NEEDS)
+@case("managed.variable", needs=NEEDS)
 def variable(machine):
     """A `__managed__` variable of a module, which is the driver's own: refused before anything is touched, with the
     agent and without. With its module unloaded the program is suspended, and after that it has one again."""
     figures = {}
-    for name, begin in (("bare", Target), ("agent", run_under_agent)):
-        target = begin(machine, [sys.executable, VARIABLE, "{status}"], name)
+    for name, word in (("bare", "(not __managed__ variables)"), ("agent", "a __managed__ variable of a module")):
+        words = ["--pause-ms", "10"]
+        target = machine.workload("variable", *words) if name == "bare" else start(machine, "variable", words)
         target.wait_rounds(3)
-        for verb in (("suspend", target.pid), ("doctor", target.pid)):
-            done = machine.stasis(*verb)
-            figures[f"{name}_{verb[0]}"] = {"status": done.status, "said": (done.out + done.err)[-1500:]}
-        expect_equal(figures[f"{name}_suspend"]["status"], 8, f"{name}: status ({figures})")
-        for word in ("managed", "__managed__"):
-            expect(word in figures[f"{name}_suspend"]["said"], f"not said: {figures}")
-        held = target.rounds()
-        target.wait_for(lambda of=target, least=held: of.rounds() > least + 3, "rounds after the refusal")
-        os.kill(target.pid, signal.SIGUSR1)  # it unloads the module
+        done = machine.stasis("suspend", target.pid)
+        expect_equal(done.status, 8, f"{name}: status ({done.brief()})")
+        expect(word in done.err, f"not said: {done.err}")
+        target.wait_rounds(3)
+        os.kill(target.pid, signal.SIGUSR1)
         target.wait_for(lambda of=target: "unloaded" in of.output(), "the module unloaded")
         for _ in range(3):
             machine.stasis("suspend", target.pid).must_succeed()
             machine.stasis("resume", target.pid).must_succeed()
+            target.wait_rounds(2)
         os.kill(target.pid, signal.SIGUSR2)
-        held = target.rounds()
-        target.wait_for(lambda of=target, least=held: of.rounds() > least + 3, "rounds of a module loaded anew")
-        figures[f"{name}_rounds"] = target.finish()
+        target.wait_for(lambda of=target: of.output().endswith("unloaded\nloaded\n"), "a module loaded anew")
+        target.wait_rounds(3)
+        figures[name] = {"said": done.err.strip(), "rounds": target.finish()}
     return {**figures, "note": "refused, and suspended without its module"}
 
 
