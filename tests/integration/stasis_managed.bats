@@ -118,6 +118,9 @@ variable_is_refused() {
   variable_is_refused "start it with \`stasis run\`" "(not __managed__ variables)"
   start_agent variable
   variable_is_refused "a __managed__ variable of a module" "while no such module is loaded"
+  # Beside managed memory that the agent gives up, whose areas have room for the variable.
+  start_agent variable --still 4K
+  variable_is_refused "a __managed__ variable of a module" "while no such module is loaded"
 }
 
 @test "managed memory for which the program's memory limit has no room stays, and the program runs on" {

@@ -97,8 +97,9 @@ int main(int argc, char** argv) {
   app.add_option("--zeros", options.zeros,
                  "bytes of memory besides, all zeros but for a page in its middle, kind memory")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--still", options.still,
-                 "memory: besides --size, device memory that never changes")
+  app.add_option(
+         "--still", options.still,
+         "memory: besides --size, device memory that never changes; variable: managed memory")
       ->transform(CLI::AsSizeValue(false))
       ->type_name("BYTES");
   app.add_option("--size", options.size, "device memory, of kind host of the host's, e.g. 16G")

@@ -1,4 +1,5 @@
-// A `__managed__` variable of a module beside memory of cuMemAlloc. It is the driver's own, which
+// A `__managed__` variable of a module beside memory of cuMemAlloc, and, if asked for (--still), of
+// cuMemAllocManaged. It is the driver's own, which
 // no agent can give up, so that the program can be suspended only without that module: at SIGUSR1
 // it says "unloaded" and has none, at SIGUSR2 "loaded" and has one again.
 #include <csignal>
@@ -30,12 +31,19 @@ class ManagedVariable {
     std::signal(SIGUSR2, [](int) { wants_module = 1; });
     const std::uint64_t size = run_.size_or(kPlainSize);
     Buffer buffer = filled("device memory", gpu_.allocate(size), size, 0);
-    Checker checker(gpu_, 2);
+    std::optional<Buffer> managed;
+    if (const std::uint64_t bytes = run_.options().still; bytes > 0) {
+      cuda::CUdeviceptr data = 0;
+      gpu_.cuda().cuMemAllocManaged(&data, bytes, cuda::CU_MEM_ATTACH_GLOBAL);
+      managed = filled("managed memory", data, bytes, 2);
+    }
+    Checker checker(gpu_, 3);
     while (run_.next()) {
       if ((wants_module != 0) != variable_.has_value()) change();
       checker.begin(nullptr);
       checker.advance(nullptr, buffer, run_.seed(run_.round()));
       if (variable_) checker.advance(nullptr, *variable_, run_.seed(run_.round(), 1));
+      if (managed) checker.advance(nullptr, *managed, run_.seed(run_.round(), 2));
       checker.verify(nullptr, run_);
       if (variable_) {
         verify_words(run_, variable_->name, reinterpret_cast<const std::uint64_t*>(variable_->data),

@@ -24,8 +24,9 @@ struct Options {
   std::uint64_t rounds = 0;  // 0: until SIGTERM
   std::uint64_t seed = 0;    // 0: from the kernel's random numbers
   std::uint64_t size = 0;    // bytes of device memory, of kind host of the host's; 0: its default
-  std::uint64_t still = 0;   // kind memory: bytes besides that stay as they are
-  std::uint64_t zeros = 0;   // kind memory: bytes besides, of which all but a little are zeros
+  // Kind memory: bytes besides that stay as they are; variable: of cuMemAllocManaged besides.
+  std::uint64_t still = 0;
+  std::uint64_t zeros = 0;  // kind memory: bytes besides, of which all but a little are zeros
   // Between two rounds; none given: some, and more where a round takes much of a processor, which
   // the tests that run beside need.
   std::optional<std::uint32_t> pause_ms;

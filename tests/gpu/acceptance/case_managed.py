@@ -96,8 +96,10 @@ def variable(machine):
     """A `__managed__` variable of a module, which is the driver's own: refused before anything is touched, with the
     agent and without. With its module unloaded the program is suspended, and after that it has one again."""
     figures = {}
-    for name, word in (("bare", "(not __managed__ variables)"), ("agent", "a __managed__ variable of a module")):
-        words = ["--pause-ms", "10"]
+    ways = (("bare", (), "(not __managed__ variables)"), ("agent", (), "a __managed__ variable of a module"),
+            ("agent, managed memory besides", ("--still", "4K"), "a __managed__ variable of a module"))
+    for name, options, word in ways:
+        words = ["--pause-ms", "10", *options]
         target = machine.workload("variable", *words) if name == "bare" else start(machine, "variable", words)
         target.wait_rounds(3)
         done = machine.stasis("suspend", target.pid)
