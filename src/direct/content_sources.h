@@ -21,11 +21,20 @@ struct GpuPrecopyLimits {
   std::uint64_t image_bytes = 0;  // that the image may have, about
 };
 
+// Of an image for whose file system all of the GPU memory is too much, though not what else there
+// is: it fits if enough of that memory is zeros, which an image does not have.
+struct ImageRoom {
+  std::uint64_t gpu_bytes = 0;  // of all processes, as the driver counts
+  std::uint64_t bytes = 0;      // that there is room for
+  Error refusal;                // if that is too little
+};
+
 // An image that is being written, as the place for what the mover copies.
 struct IntoImage {
   const UniqueFd& image_dir;
   ContentOptions options;
   std::optional<GpuPrecopyLimits> ahead = {};  // nothing: not ahead
+  std::optional<ImageRoom> room = {};          // nothing: there is enough for all
 };
 
 class ContentSources {

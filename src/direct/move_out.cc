@@ -66,6 +66,13 @@ class MoveOut {
         plan_(MoveOutPlan::make(env, group, options)) {}
 
   Result<void> run() {
+    STASIS_TRY(move_out());
+    return room() != nullptr && agents_.empty() ? Result<void>(fail(room()->refusal))
+                                                : Result<void>();
+  }
+
+ private:
+  Result<void> move_out() {
     for (const GroupMember& member : group_.members())
       if (member.initial) state_.known.insert(member.process.pid());
     if (plan_.mover_when_quiesced) state_.mover.wait_until_quiesced();
@@ -99,14 +106,31 @@ class MoveOut {
     phases_.begin("close");
     if (auto closed = hold_back_settled(); !closed) return give_up(std::move(closed.error()));
     if (agents_.empty()) return state_.content.end_image(options_.image);
+    if (auto fits = check_image_room(); !fits) return give_up(std::move(fits.error()));
     if (surveys_) {
-      if (auto looked = look_for_zeros(); !looked) return give_up(std::move(looked.error()));
+      if (auto looked = make_room_by_zeros(); !looked) return give_up(std::move(looked.error()));
       if (agents_.empty()) return {};
     }
     return evict_all();
   }
 
- private:
+  const ImageRoom* room() const {
+    return options_.image != nullptr && options_.image->room ? &*options_.image->room : nullptr;
+  }
+
+  // With the gates closed: the GPU computes as many digests as for a copy, before anything is
+  // copied.
+  Result<void> check_image_room() {
+    if (room() == nullptr) return {};
+    const std::uint64_t by_driver =
+        room()->gpu_bytes - std::min(room()->gpu_bytes, agents_.bytes());
+    if (by_driver > room()->bytes) return fail(room()->refusal);
+    STASIS_TRY_ASSIGN(const std::uint64_t zeros, look_for_zeros());
+    if (agents_.bytes() - std::min(agents_.bytes(), zeros) > room()->bytes - by_driver)
+      return fail(room()->refusal);
+    return {};
+  }
+
   // The driver would lose them.
   Result<void> refuse_imports() {
     AgentSet asked;
@@ -274,15 +298,8 @@ class MoveOut {
 
   // With the gate closed. If much of the memory is zeros, only the rest of it needs host memory,
   // and the copy touches that. If not, the program runs on while all of it is touched.
-  Result<void> look_for_zeros() {
-    if (!state_.mover) STASIS_TRY(make_mover());
-    phases_.begin("zeros");
-    if (!state_.mover.has_digests()) STASIS_TRY(state_.mover.prepare_digests(env_));
-    // Where the GPU computes no digests, all has to be taken for content.
-    std::uint64_t zeros = 0;
-    if (state_.mover.has_digests()) {
-      STASIS_TRY_ASSIGN(zeros, count_zeros());
-    }
+  Result<void> make_room_by_zeros() {
+    STASIS_TRY_ASSIGN(const std::uint64_t zeros, look_for_zeros());
     agents_.note_few_zeros(zeros < agents_.bytes() / 2);
     if (zeros >= agents_.bytes() / 2)
       return group_.check_host_memory({{agents_.begin()->pid(), zeros}});
@@ -296,14 +313,23 @@ class MoveOut {
     return hold_back_settled();
   }
 
-  Result<std::uint64_t> count_zeros() {
+  // In bytes. 0 where the GPU computes no digests: all has to be taken for content.
+  Result<std::uint64_t> look_for_zeros() {
+    if (!state_.mover) STASIS_TRY(make_mover());
+    phases_.begin("zeros");
+    if (!state_.mover.has_digests()) STASIS_TRY(state_.mover.prepare_digests(env_));
+    std::uint64_t zeros = 0;
+    if (!state_.mover.has_digests()) return zeros;
     STASIS_TRY(agents_.allow_pieces());
-    STASIS_TRY_ASSIGN(auto taken, take_checked(*agents_.begin(), true, nullptr));
-    ZeroSurvey survey;
-    auto seen = state_.mover->copy_out(std::move(taken), survey, env_.interrupt,
-                                       Clock::now() + copy_time(agents_.bytes()));
-    if (!seen) return fail(of_mover(std::move(seen.error())));
-    return survey.zero_bytes();
+    for (AgentClient& agent : agents_) {
+      STASIS_TRY_ASSIGN(auto taken, take_checked(agent, options_.image == nullptr, nullptr));
+      ZeroSurvey survey;
+      auto seen = state_.mover->copy_out(std::move(taken), survey, env_.interrupt,
+                                         Clock::now() + copy_time(agents_.bytes()));
+      if (!seen) return fail(of_mover(std::move(seen.error())));
+      zeros += survey.zero_bytes();
+    }
+    return zeros;
   }
 
   Result<void> touch_buffers() {

@@ -133,7 +133,7 @@ class DumpRun {
     if (auto opened = open(); !opened) return fail(told(std::move(opened.error())));
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
     auto ahead =
-        host_.precopy(group(), writer_->dir(), into_image_->options, image_bytes_, phases_);
+        host_.precopy(group(), writer_->dir(), into_image_->options, needs_.bytes, phases_);
     if (!ahead) return fail(undone(std::move(ahead.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
@@ -164,6 +164,8 @@ class DumpRun {
  private:
   bool ends() const { return options_.after == AfterDump::kKill; }
   bool goes_on() const { return options_.after == AfterDump::kRunning; }
+  // Past the processes' own memory.
+  bool into_image() const { return ends() || goes_on(); }
   // The image is completed when the job runs again.
   bool is_deferred() const { return sync_ == SyncPolicy::kDeferred; }
   Group& group() { return opened_->group; }
@@ -230,8 +232,8 @@ class DumpRun {
     auto created = ImageWriter::create(options_.images_dir, options_.overwrite);
     if (!created) return fail(no_directory(std::move(created.error())));
     writer_.emplace(std::move(*created));
-    STASIS_TRY_ASSIGN(image_bytes_, check_disk_space(env_, group(), writer_->criu_dir(),
-                                                     writer_->final_path(), base_.get()));
+    STASIS_TRY_ASSIGN(needs_, check_disk_space(env_, group(), writer_->criu_dir(),
+                                               writer_->final_path(), base_.get(), into_image()));
     criu_options_ = options_.criu;
     if (!criu_options_.shell_job && proc::is_shell_job(group().infos())) {
       criu_options_.shell_job = true;
@@ -248,7 +250,8 @@ class DumpRun {
     into_image_.emplace(
         IntoImage{writer_->dir(),
                   {options_.compression, past_the_cache(options_), sync_, kContentChunk, base_},
-                  gpu_memory_ahead()});
+                  gpu_memory_ahead(),
+                  needs_.room});
     // Also should an exception end us.
     writer_->keep_partial(true);
     STASIS_TRY(opened_->direct.come_back(env_));
@@ -259,8 +262,8 @@ class DumpRun {
   std::optional<GpuPrecopyLimits> gpu_memory_ahead() const {
     // Less is copied in some tenths of a second.
     constexpr std::uint64_t kWorthIt = 1U << 30;
-    if (!goes_on() || options_.precopy == Precopy::kNever) return std::nullopt;
-    return GpuPrecopyLimits{options_.precopy == Precopy::kAlways ? 0 : kWorthIt, image_bytes_};
+    if (!goes_on() || options_.precopy == Precopy::kNever || needs_.room) return std::nullopt;
+    return GpuPrecopyLimits{options_.precopy == Precopy::kAlways ? 0 : kWorthIt, needs_.bytes};
   }
 
   Result<void> let_criu_dump() {
@@ -292,7 +295,7 @@ class DumpRun {
   Result<void> stop_job() {
     // One that stays suspended keeps its memory's content itself: the image need not be kept for
     // it.
-    const IntoImage* into = ends() || goes_on() ? &*into_image_ : nullptr;
+    const IntoImage* into = into_image() ? &*into_image_ : nullptr;
     QuiesceOptions how{options_.timeout, options_.ignore_obstacles, true, options_.path, into,
                        goes_on()};
     how.part = options_.part;
@@ -567,7 +570,7 @@ class DumpRun {
   std::shared_ptr<const ContentBase> base_;
   bool tell_of_base_ = false;
   bool is_committed_ = false;
-  std::uint64_t image_bytes_ = 0;  // about, at most
+  ImageNeeds needs_;
   std::optional<ImageWriter> writer_;
   std::optional<OpenedGroup> opened_;
   CriuOptions criu_options_;

@@ -45,29 +45,33 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
 
 }  // namespace
 
-Result<std::uint64_t> check_disk_space(const Environment& env, const Group& group,
-                                       const UniqueFd& dir, const std::string& path,
-                                       const ContentBase* base) {
+Result<ImageNeeds> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
+                                    const std::string& path, const ContentBase* base,
+                                    bool zeros_are_left_out) {
   const proc::ProcFs procfs;
-  std::uint64_t needed = 0;
+  std::uint64_t on_host = 0;
   for (const GroupMember& member : group.members()) {
-    if (auto bytes = procfs.anonymous_bytes(member.process.pid())) needed += *bytes;
+    if (auto bytes = procfs.anonymous_bytes(member.process.pid())) on_host += *bytes;
   }
+  std::uint64_t on_gpus = 0;
   if (auto use = env.driver.memory_by_process()) {
     for (const GroupMember& member : group.members()) {
       if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
       const auto it = use->find(member.process.pid());
       const std::uint64_t bytes = it == use->end() ? 0 : total_bytes(it->second);
-      needed += bytes - std::min(bytes, kContextBytes);
+      on_gpus += bytes - std::min(bytes, kContextBytes);
     }
   }
-  if (base != nullptr) needed -= std::min(needed, base->usable_bytes());
+  const std::uint64_t in_base = base != nullptr ? base->usable_bytes() : 0;
+  const std::uint64_t needed = on_host + on_gpus - std::min(on_host + on_gpus, in_base);
   const auto free = free_space(dir);
-  if (!free || *free >= needed) return needed;
-  return fail(ErrorCode::kNoSpace,
-              fmt::format("the image needs about {} and {} has {} free", format_bytes(needed), path,
-                          format_bytes(*free)),
-              "free some space, or choose a directory on another file system");
+  if (!free || *free >= needed) return ImageNeeds{needed};
+  Error refusal{ErrorCode::kNoSpace,
+                fmt::format("the image needs about {} and {} has {} free", format_bytes(needed),
+                            path, format_bytes(*free)),
+                "free some space, or choose a directory on another file system"};
+  if (!zeros_are_left_out || on_host > *free + in_base) return fail(std::move(refusal));
+  return ImageNeeds{needed, ImageRoom{on_gpus, *free + in_base - on_host, std::move(refusal)}};
 }
 
 namespace {

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/group.h"
+#include "direct/content_sources.h"
 #include "image/content_base.h"
 #include "image/image_writer.h"
 #include "operations/operations.h"
@@ -14,12 +16,17 @@
 
 namespace stasis {
 
+// What an image takes at most.
+struct ImageNeeds {
+  std::uint64_t bytes = 0;
+  std::optional<ImageRoom> room = {};  // if there is no room for so much
+};
 // Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
 // `base` counts as if nothing had changed since: if it has, the dump fails in time all the same.
-// How many bytes it counts.
-Result<std::uint64_t> check_disk_space(const Environment& env, const Group& group,
-                                       const UniqueFd& dir, const std::string& path,
-                                       const ContentBase* base);
+// `zeros_are_left_out`: GPU memory that does not fit is no reason to refuse it yet.
+Result<ImageNeeds> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
+                                    const std::string& path, const ContentBase* base,
+                                    bool zeros_are_left_out);
 
 // CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. A
 // user who insists is told what it is.

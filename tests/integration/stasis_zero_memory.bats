@@ -48,6 +48,53 @@ phases() { json '[p["name"] for p in d["phases"]]'; }
   target_verifies
 }
 
+# disk SIZE: the image is to be in a file system of its own.
+disk() {
+  mkdir "$BATS_TEST_TMPDIR/disk"
+  mount -t tmpfs -o "size=$1" tmpfs "$BATS_TEST_TMPDIR/disk"
+  echo "$BATS_TEST_TMPDIR/disk" >>"$BATS_TEST_TMPDIR/mounts"
+  image=$BATS_TEST_TMPDIR/disk/image
+}
+
+# A process that the driver says has 640 MiB may have nothing but a context.
+@test "a disk that has room for all but zeros has room for the image" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=2x2G
+  disk 160M
+  LD_PRELOAD=$agent start_target memory --size 4M --zeros 1G --pause-ms 5
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  assert_equal "$(json 'd["path"]')" direct
+  target_goes_on
+  # By the driver they would take room.
+  refused 11 no-space dump "$TARGET" --images-dir "$image.2" --path driver
+  assert_contains "$err" "the image needs about" "is as it was"
+  target_goes_on
+  rm -r "$image"
+  dump_it
+  restore_it
+  target_goes_on
+  restored_verifies
+  nothing_left
+}
+
+@test "a disk without room for what is no zeros is refused, and the program runs on" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=2x2G
+  disk 160M
+  LD_PRELOAD=$agent start_target memory --size 4M --still 1G --pause-ms 5
+  refused 11 no-space dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "the image needs about" "is as it was"
+  target_goes_on
+  no_image
+  target_verifies
+  # Without the agent it is not looked at.
+  start_target memory --size 4M --zeros 1G
+  refused 11 no-space dump "$TARGET" --images-dir "$image"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 @test "a program that is copied before the driver is asked leaves its zeros where they are, too" {
   start_sparse
   done_by suspend "$TARGET"
