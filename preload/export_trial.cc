@@ -60,18 +60,30 @@ void* try_all(void* pieces) {
   return nullptr;
 }
 
+// What other processes have or may have cannot be replaced when it is refused later.
+bool may_not_be_renewed(const Physical& piece) {
+  return piece.key != ShareKey{} || piece.open_elsewhere > 0;
+}
+
+// With the tables locked.
+Pieces find_pieces(std::size_t least) {
+  Pieces pieces;
+  for (auto& [handle, physical] : tables().physicals) {
+    if ((physical->size >= least || may_not_be_renewed(*physical)) && physical->present &&
+        physical->can_leave())
+      pieces.push_back(physical.get());
+  }
+  return pieces;
+}
+
 }  // namespace
 
 void try_exports() {
   const TablesLock lock;
-  Pieces pieces;
-  for (auto& [handle, physical] : tables().physicals) {
+  for (auto& [handle, physical] : tables().physicals)
     physical->is_refused = false;
-    const bool may_not_be_renewed = physical->key != ShareKey{} || physical->open_elsewhere > 0;
-    if ((physical->size >= kTriedFrom || may_not_be_renewed) && physical->present &&
-        physical->can_leave())
-      pieces.push_back(physical.get());
-  }
+  Pieces pieces = find_pieces(kTriedFrom);
+  if (pieces.size() > kFew) pieces = find_pieces(kAllTriedFrom);
   g_done = 0;
   if (pieces.empty()) return;
   if (is_filtered() || !start_thread(&try_all, &pieces)) {

@@ -82,9 +82,9 @@ case("attach.torch_expandable", simulated=False, needs=NEEDS + ("criu",))(
     lambda machine: torch(machine, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))
 
 
-def loop(machine, kind, rounds_before=5, env=None):
+def loop(machine, kind, rounds_before=5, env=None, more=5):
     """One of the loops that verify themselves. JAX and CuPy may launch graphs: the word of consent is given."""
-    figures = framework(machine, kind, 2, rounds_before, env,
+    figures = framework(machine, kind, 2, rounds_before, env, more=more,
                         attach=lambda machine, pid: attach(machine, pid, "--graphs-are-safe"))
     return {**figures, "note": said(figures)}
 
@@ -95,8 +95,10 @@ case("attach.jax", simulated=False, needs=NEEDS + ("criu",))(
 # Its command buffers are CUDA graphs, which it makes by itself.
 case("attach.jax_command_buffers", simulated=False, needs=NEEDS + ("criu",))(
     lambda machine: loop(machine, "jax", 55, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}))
-for one in ("cupy", "transformers", "server"):
+for one in ("cupy", "transformers"):
     case(f"attach.{one}", simulated=False, needs=NEEDS + ("criu",))(lambda machine, kind=one: loop(machine, kind))
+# An answer takes a second.
+case("attach.server", simulated=False, needs=NEEDS + ("criu",))(lambda machine: loop(machine, "server", more=2))
 
 
 @case("attach.nccl", simulated=False, needs=NEEDS + ("two gpus", "criu"))

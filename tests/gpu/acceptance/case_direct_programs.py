@@ -177,7 +177,7 @@ for one in TRANSPORTS:
 
 # --- JAX, CuPy, Numba and Transformers: loops that verify themselves
 
-def framework(machine, kind, gib, rounds_before=5, env=None, options=(), attach=None):
+def framework(machine, kind, gib, rounds_before=5, env=None, options=(), attach=None, more=5):
     words = [sys.executable, LOOPS, kind, "--status", "{status}", "--gib", str(gib), *options]
     begin = Target if attach else run_under_agent
     target = begin(machine, words, kind, {**machine.target_env(), **(env or {})})
@@ -186,7 +186,7 @@ def framework(machine, kind, gib, rounds_before=5, env=None, options=(), attach=
     except Failure as reason:
         raise Failure(f"before the first suspend: {reason}") from reason
     attached = {"attach": attach(machine, target.pid)} if attach else {}
-    figures = {**attached, **through_everything(machine, target, target.rounds)}
+    figures = {**attached, **through_everything(machine, target, target.rounds, more)}
     rounds = target.finish()
     figures["note"] = (f"{target.output().splitlines()[0]}: {rounds} rounds verified, "
                        f"{figures['direct_bytes'] / 2**30:.1f} GiB; {medians(figures)}")
