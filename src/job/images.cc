@@ -67,8 +67,11 @@ void fields(auto& io, Described<Holder> auto& holder) {
   io("init_start", holder.init.start_ticks);
 }
 
-// The text cannot be relied on: it serves messages, and tells what to wait for.
-Holder read_holder(const UniqueFd& lock) {
+// The text cannot be relied on: it serves messages, and tells what to wait for. What others may
+// have written is not read: it would have them wait for, or end, any process.
+Holder read_holder(const UniqueFd& lock, const struct stat& kind) {
+  const bool is_ours = kind.st_uid == ::geteuid() || kind.st_uid == 0;
+  if (!is_ours || (kind.st_mode & (S_IWGRP | S_IWOTH)) != 0) return {};
   std::string text(kMostLock, '\0');
   const ssize_t got = ::pread(lock.get(), text.data(), text.size(), 0);
   text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
@@ -134,16 +137,17 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   }
   const int taken = ::flock(images.lock_.get(), LOCK_EX | LOCK_NB) != 0 ? errno : 0;
   // Not earlier: a supervisor that has just got the lock writes which process its init is.
-  const Holder before = read_holder(images.lock_);
+  const Holder before = read_holder(images.lock_, kind);
   if (taken != 0) {
     if (taken != EWOULDBLOCK) {
       Error error = errno_error("cannot lock " + images.path_ + "/lock", taken);
       error.remedy = "use a file system with locks, so that no image is restored twice at once";
       return fail(std::move(error));
     }
+    const std::string who =
+        before.pid > 0 ? fmt::format(", process {} on {}", before.pid, before.host) : std::string();
     return fail(ErrorCode::kBusy,
-                fmt::format("the job of {} is run by another `stasis run`, process {} on {}",
-                            images.path_, before.pid, before.host),
+                fmt::format("the job of {} is run by another `stasis run`{}", images.path_, who),
                 "wait for its end, or give each job a directory of its own");
   }
   STASIS_TRY(wait_for_end(before, stop));

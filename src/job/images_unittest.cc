@@ -44,6 +44,25 @@ TEST_F(JobImages, ASecondOneIsRefusedNamingTheFirst) {
   EXPECT_THAT(second.error().message, ::testing::HasSubstr(std::to_string(::getpid())));
 }
 
+TEST_F(JobImages, WhatOthersMayHaveWrittenIntoTheLockNamesNoProcess) {
+  auto first = Images::open(dir());
+  ASSERT_TRUE(first) << first.error().to_string();
+  const std::string lock = dir() + "/lock";
+  ASSERT_EQ(::chmod(lock.c_str(), 0666), 0);
+  const auto second = Images::open(dir());
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+  EXPECT_THAT(second.error().message,
+              ::testing::Not(::testing::HasSubstr(std::to_string(::getpid()))));
+  if (::geteuid() != 0) return;
+  ASSERT_EQ(::chmod(lock.c_str(), 0600), 0);
+  ASSERT_EQ(::chown(lock.c_str(), 65431, 65431), 0);
+  const auto third = Images::open(dir());
+  ASSERT_FALSE(third);
+  EXPECT_THAT(third.error().message,
+              ::testing::Not(::testing::HasSubstr(std::to_string(::getpid()))));
+}
+
 TEST_F(JobImages, WhatIsNoFileInPlaceOfTheLockIsNamed) {
   std::filesystem::create_directories(dir());
   ASSERT_EQ(::mkfifo((dir() + "/lock").c_str(), 0600), 0);
