@@ -39,6 +39,12 @@ struct Version {
 };
 void fields(auto& io, Described<Version> auto& version) { io("version", version.number); }
 
+// A process whose CUDA state has failed is not dumped.
+std::optional<CudaState> saved_state_from_name(std::string_view name) {
+  const auto state = cuda_state_from_name(name);
+  return state == CudaState::kFailed ? std::nullopt : state;
+}
+
 // As this file has it.
 struct GpuHere : Gpu {
   GpuHere() = default;
@@ -55,7 +61,7 @@ void fields(auto& io, Described<GpuHere> auto& gpu) {
 
 void fields(auto& io, Described<ProcessRecord> auto& process) {
   io("pid", process.ns_pid);
-  io.named("state", process.initial, cuda_state_name, cuda_state_from_name);
+  io.named("state", process.initial, cuda_state_name, saved_state_from_name);
   io("gpu_memory", process.uses);
 }
 

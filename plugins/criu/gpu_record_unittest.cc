@@ -111,6 +111,14 @@ TEST(GpuRecord, DamageIsAnErrorWhereverItIs) {
     EXPECT_EQ(parse_record(wrong).error().code, ErrorCode::kImageCorrupt) << wrong;
 }
 
+TEST(GpuRecord, AProcessThatCouldNotHaveBeenDumpedIsDamage) {
+  std::string text = to_text(example());
+  const std::string state = "\"state\": \"running\"";
+  ASSERT_NE(text.find(state), std::string::npos) << text;
+  text.replace(text.find(state), state.size(), "\"state\": \"failed\"");
+  EXPECT_EQ(parse_record(text).error().code, ErrorCode::kImageCorrupt);
+}
+
 TEST(GpuRecord, ANewerOneIsNotMisread) {
   std::string text = to_text(example());
   const std::string version = "\"version\": 1";
