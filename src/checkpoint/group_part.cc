@@ -552,8 +552,9 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
         if (seen.is_there && seen.record.stage == PartStage::kComing) busy.push_back(name);
       want({ErrorCode::kTimeout,
             there.size() < options_.parts
-                ? fmt::format("{} of {} parts have come within {} ms: {}", there.size(),
-                              options_.parts, options_.timeout.count(), listed(there, ", "))
+                ? fmt::format("{} of {} parts have come within {} ms{}{}", there.size(),
+                              options_.parts, options_.timeout.count(), there.empty() ? "" : ": ",
+                              listed(there, ", "))
                 : fmt::format("not all parts were ready within {} ms: {}", options_.timeout.count(),
                               listed(busy.empty() ? there : busy, ", ")),
             "see why the others did not come, or give them more time (--timeout; a "
