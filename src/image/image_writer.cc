@@ -375,8 +375,11 @@ Result<void> ImageWriter::State::take_name() {
   }
   STASIS_TRY_ASSIGN(auto old_name, swap_entries(final, partial, replaced, hold_name()));
   replaced = std::move(old_name);
-  phase = Phase::kSealed;
-  return {};
+  phase = is_named(final.name) ? Phase::kSealed : Phase::kDone;
+  if (phase == Phase::kSealed) return {};
+  Error error = exchanged();
+  error.message += fmt::format("; what was there before is {}", replaced);
+  return fail(std::move(error));
 }
 
 Result<void> ImageWriter::State::complete(Manifest& manifest, SyncPolicy sync, Progress& progress,
