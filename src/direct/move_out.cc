@@ -52,6 +52,13 @@ Result<void> refuse_half_way(const Group& group) {
   return whole;
 }
 
+std::uint64_t sum_of(const std::map<Pid, std::uint64_t>& bytes) {
+  std::uint64_t sum = 0;
+  for (const auto& [pid, one] : bytes)
+    sum += one;
+  return sum;
+}
+
 // One run of move_out().
 class MoveOut {
  public:
@@ -125,8 +132,8 @@ class MoveOut {
     const std::uint64_t by_driver =
         room()->gpu_bytes - std::min(room()->gpu_bytes, agents_.bytes());
     if (by_driver > room()->bytes) return fail(room()->refusal);
-    STASIS_TRY_ASSIGN(const std::uint64_t zeros, look_for_zeros());
-    if (agents_.bytes() - std::min(agents_.bytes(), zeros) > room()->bytes - by_driver)
+    STASIS_TRY_ASSIGN(const auto zeros, look_for_zeros());
+    if (agents_.bytes() - std::min(agents_.bytes(), sum_of(zeros)) > room()->bytes - by_driver)
       return fail(room()->refusal);
     return {};
   }
@@ -273,10 +280,12 @@ class MoveOut {
         sizes[agent.pid()] = agent.bytes();
       room_for_all = group_.check_host_memory({}, sizes);
     }
+    // Where there is no room for all, there may be for what is not zeros: they are counted, too.
+    is_tight_ = !room_for_all;
+    if (is_tight_ && options_.part != nullptr) return room_for_all;
     // For one process: several would be stopped together once more, as would a group.
-    surveys_ = buffers && options_.part == nullptr && agents_.size() == 1 &&
-               agents_.bytes() >= survey_from() && !agents_.have_few_zeros();
-    if (!room_for_all && !surveys_) return room_for_all;
+    surveys_ = is_tight_ || (buffers && options_.part == nullptr && agents_.size() == 1 &&
+                             agents_.bytes() >= survey_from() && !agents_.have_few_zeros());
     std::map<Pid, std::uint64_t> elsewhere;
     std::map<std::string, std::uint64_t> to_come;
     for (const auto& agent : agents_) {
@@ -296,13 +305,13 @@ class MoveOut {
     return buffers && !surveys_ ? touch_buffers() : Result<void>();
   }
 
-  // With the gate closed. If much of the memory is zeros, only the rest of it needs host memory,
+  // With the gates closed. If much of the memory is zeros, only the rest of it needs host memory,
   // and the copy touches that. If not, the program runs on while all of it is touched.
   Result<void> make_room_by_zeros() {
-    STASIS_TRY_ASSIGN(const std::uint64_t zeros, look_for_zeros());
-    agents_.note_few_zeros(zeros < agents_.bytes() / 2);
-    if (zeros >= agents_.bytes() / 2)
-      return group_.check_host_memory({{agents_.begin()->pid(), zeros}});
+    STASIS_TRY_ASSIGN(const auto zeros, look_for_zeros());
+    const bool few = sum_of(zeros) < agents_.bytes() / 2;
+    if (agents_.size() == 1) agents_.note_few_zeros(few);
+    if (is_tight_ || !few) return group_.check_host_memory(zeros);
     STASIS_TRY(agents_.begin()->ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
     group_.forget_gates();
@@ -313,12 +322,12 @@ class MoveOut {
     return hold_back_settled();
   }
 
-  // In bytes. 0 where the GPU computes no digests: all has to be taken for content.
-  Result<std::uint64_t> look_for_zeros() {
+  // In bytes. None where the GPU computes no digests: all has to be taken for content.
+  Result<std::map<Pid, std::uint64_t>> look_for_zeros() {
     if (!state_.mover) STASIS_TRY(make_mover());
     phases_.begin("zeros");
     if (!state_.mover.has_digests()) STASIS_TRY(state_.mover.prepare_digests(env_));
-    std::uint64_t zeros = 0;
+    std::map<Pid, std::uint64_t> zeros;
     if (!state_.mover.has_digests()) return zeros;
     STASIS_TRY(agents_.allow_pieces());
     for (AgentClient& agent : agents_) {
@@ -327,7 +336,7 @@ class MoveOut {
       auto seen = state_.mover->copy_out(std::move(taken), survey, env_.interrupt,
                                          Clock::now() + copy_time(agents_.bytes()));
       if (!seen) return fail(of_mover(std::move(seen.error())));
-      zeros += survey.zero_bytes();
+      zeros[agent.pid()] = survey.zero_bytes();
     }
     return zeros;
   }
@@ -564,6 +573,7 @@ class MoveOut {
   const MoveOutPlan plan_;
   std::map<Pid, std::uint64_t> touched_;  // where the buffers are
   bool surveys_ = false;
+  bool is_tight_ = false;  // the host has no room for all
 };
 
 }  // namespace

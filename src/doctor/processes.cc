@@ -46,7 +46,18 @@ Obstacle state_obstacle(const GroupMember& member) {
 
 void probe_gpu_memory(Group& group, std::vector<Obstacle>& out) {
   if (auto fits = group.check_host_memory(); !fits) {
-    out.push_back({"gpu-memory", Severity::kRed, {}, fits.error().message, fits.error().remedy});
+    const bool may_leave_zeros =
+        std::any_of(group.members().begin(), group.members().end(), [](const GroupMember& member) {
+          const auto agent = direct::AgentClient::probe(member.process.pid());
+          return agent && *agent;
+        });
+    out.push_back({"gpu-memory",
+                   may_leave_zeros ? Severity::kYellow : Severity::kRed,
+                   {},
+                   fits.error().message + (may_leave_zeros ? ", unless enough of it is zeros, "
+                                                             "which a suspend finds out"
+                                                           : ""),
+                   fits.error().remedy});
     return;
   }
   out.push_back(

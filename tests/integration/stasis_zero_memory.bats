@@ -95,6 +95,42 @@ disk() {
   nothing_left
 }
 
+@test "a host that has room for all but zeros has room for a suspend" {
+  local pid
+  need_root "memory cgroups"
+  start_sparse
+  make_memory_cgroup $((112 << 20))
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  capture stasis doctor "$TARGET"
+  assert_contains "$out" "unless enough of it is zeros"
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  done_by resume "$TARGET"
+  target_goes_on
+  # The driver would not leave them out.
+  refused 11 out-of-host-memory suspend "$TARGET" --path driver
+  target_goes_on
+  target_verifies
+  # And those of several processes.
+  LD_PRELOAD=$agent start_tree --size 4M --zeros 96M --pause-ms 5
+  for pid in "${CHILDREN[@]}"; do echo "$pid" >"$CGROUP/cgroup.procs"; done
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  assert_contains "$(phases)" zeros
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+  # Where they are too few, it runs on.
+  LD_PRELOAD=$agent start_target memory --size 160M --zeros 16M --pause-ms 5
+  echo "$TARGET" >"$CGROUP/cgroup.procs"
+  refused 11 out-of-host-memory suspend "$TARGET"
+  assert_contains "$err" "does not fit under the memory limit" "is as it was"
+  target_goes_on
+  target_verifies
+  rmdir "$CGROUP"
+  nothing_left
+}
+
 @test "a program that is copied before the driver is asked leaves its zeros where they are, too" {
   start_sparse
   done_by suspend "$TARGET"

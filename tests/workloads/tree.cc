@@ -63,6 +63,9 @@ void supervise(Run& run, const std::vector<std::vector<std::string>>& programs) 
     if (options.size != 0) {
       arguments.insert(arguments.end(), {"--size", std::to_string(options.size)});
     }
+    if (options.zeros != 0) {
+      arguments.insert(arguments.end(), {"--zeros", std::to_string(options.zeros)});
+    }
     children.emplace_back(arguments);
   }
 
