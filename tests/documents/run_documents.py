@@ -14,7 +14,16 @@ and besides, anywhere, for what a reader is expected to have, and for what must 
     SHELL                           SHELL
     -->                             -->
 
-They come into the script where they stand. It is a bash script with -e, in an empty folder. A few run side by
+They come into the script where they stand; of a page that is read as it is, README.md, all comments are in a
+file of that name in hidden/: one with the marks of its blocks, in their order, and the others with the number of the
+block of the script before or behind which they come, or of the line in it:
+
+    <!-- blocks:                    <!-- setup: NAME 1              <!-- then: NAME 2:1
+    test: NAME                      SHELL                           SHELL
+    not run: REASON                 -->                             -->
+    -->
+
+It is a bash script with -e, in an empty folder. A few run side by
 side, because they wait most of the time. Prints TAP.
 """
 
@@ -72,10 +81,38 @@ class Page:
             self.text = file.read()
         self.scripts = {}
         self.problems = []
+        hidden = os.path.join(SOURCE, "tests", "documents", "hidden", path)
+        self.hidden = ""
+        if os.path.exists(hidden):
+            with open(hidden, encoding="utf-8") as file:
+                self.hidden = file.read()
         self.read()
 
+    def hidden_marks(self):
+        """Of all blocks; None for a page that has them itself."""
+        match = re.search(r"<!-- blocks:\n(.*?)-->", self.hidden, re.S)
+        return match[1].splitlines() if match else None
+
+    def read_hidden(self):
+        blocks = {name: [at for at, _ in parts] for name, parts in self.scripts.items()}
+        for comment in COMMENT.finditer(self.hidden):
+            match = re.fullmatch(r"(setup|then): (\S+) (\d+)(?::(\d+))?\s*\n(.*)", comment[1], re.S)
+            if match and 1 <= int(match[3]) <= len(blocks.get(match[2], [])):
+                at = blocks[match[2]][int(match[3]) - 1]
+                if match[4]:
+                    self.split(match[2], at, int(match[4]))
+                self.add(match[2], at - 0.5 if match[1] == "setup" else at + 0.2 if match[4] else at + 0.5, match[5])
+            elif match:
+                self.problems.append(f"hidden/ names a block that is not there: {comment[1].splitlines()[0]}")
+
+    def split(self, name, at, lines):
+        """A block of a script, so that something can come after so many lines of it."""
+        parts = self.scripts[name]
+        text = parts.pop(next(i for i, part in enumerate(parts) if part[0] == at))[1].splitlines(keepends=True)
+        parts += [(at, "".join(text[:lines])), (at + 0.3, "".join(text[lines:]))]
+
     def line(self, at):
-        return self.text.count("\n", 0, at) + 1
+        return self.text.count("\n", 0, int(at)) + 1
 
     def read(self):
         fences = list(FENCE.finditer(self.text))
@@ -85,11 +122,18 @@ class Page:
             match = re.match(r"(setup|then): (\S+)\s*\n(.*)", comment[1], re.S)
             if match:
                 self.add(match[2], comment.start(), match[3])
+        marks = self.hidden_marks()
         for fence in fences:
             if fence[1] not in ("sh", "bash", "shell", "console"):
                 continue
+            if marks is not None:
+                self.judge(fence, marks.pop(0) if marks else "")
+                continue
             before = [c for c in comments if c.end() <= fence.start() and not self.text[c.end():fence.start()].strip()]
             self.judge(fence, before[-1][1].strip() if before else "")
+        for left in marks or ():
+            self.problems.append(f"a mark in hidden/ for no block: {left}")
+        self.read_hidden()
 
     def judge(self, fence, mark):
         if match := re.fullmatch(r"test: (\S+)", mark):
