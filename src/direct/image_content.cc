@@ -16,6 +16,7 @@
 #include "image/content_format.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
+#include "image/removal.h"
 
 namespace stasis {
 

@@ -19,8 +19,6 @@
 namespace stasis {
 namespace {
 
-constexpr int kMaxDepth = 16;  // of what remove_tree goes down; images are two deep
-
 struct DirCloser {
   void operator()(DIR* dir) const { ::closedir(dir); }
 };
@@ -55,27 +53,6 @@ Result<UniqueFd> open_step_by_step(const UniqueFd& directory, const std::string&
     current = UniqueFd(fd);
     begin = slash + 1;
   }
-}
-
-Result<void> remove_below(const UniqueFd& parent, const std::string& name, const std::string& path,
-                          int depth) {
-  if (::unlinkat(parent.get(), name.c_str(), 0) == 0 || errno == ENOENT) return {};
-  if (errno != EISDIR && errno != EPERM) {
-    return fail(errno_error("cannot remove " + path, errno));
-  }
-  if (depth == 0) return fail(ErrorCode::kIo, "cannot remove " + path + ": too deep");
-  STASIS_TRY_ASSIGN(auto dir, open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  STASIS_TRY_ASSIGN(auto names, list_directory(dir, path));
-  Result<void> result;
-  for (const std::string& inner : names) {
-    auto removed = remove_below(dir, inner, std::string(path).append("/").append(inner), depth - 1);
-    if (!removed && result) result = std::move(removed);
-  }
-  if (!result) return result;
-  if (::unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
-    return fail(errno_error("cannot remove " + path, errno));
-  }
-  return {};
 }
 
 }  // namespace
@@ -178,10 +155,6 @@ InUse in_use(const UniqueFd& parent, const std::string& name) {
   if (!dir) return InUse::kUnknown;
   if (::flock(dir->get(), LOCK_EX | LOCK_NB) == 0) return InUse::kNo;
   return errno == EWOULDBLOCK ? InUse::kYes : InUse::kUnknown;
-}
-
-Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path) {
-  return remove_below(parent, name, path, kMaxDepth);
 }
 
 Result<std::string> swap_entries(const DirectoryEntry& final, const std::string& from,

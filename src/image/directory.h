@@ -56,10 +56,6 @@ void mark_in_use(const UniqueFd& directory);
 enum class InUse { kNo, kYes, kUnknown };
 InUse in_use(const UniqueFd& parent, const std::string& name);
 
-// Removes `name` in `parent` and all below it; links are removed, not followed. It being gone
-// already is a success. kIo with the first path that could not be removed; the rest is still tried.
-Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path);
-
 // Gives the name `final.name` to the entry `from` of the same directory, and the name `aside` to
 // what had it before. Where the file system can, both names exist at every instant
 // (RENAME_EXCHANGE); otherwise, or if `exchange` is false, the old entry is named `hold` for an

@@ -17,6 +17,7 @@
 #include "image/checksum.h"
 #include "image/directory.h"
 #include "image/manifest_format.h"
+#include "image/removal.h"
 
 namespace stasis {
 namespace {
@@ -116,7 +117,7 @@ Result<std::vector<std::string>> clear_leftovers(
     }
     // All that there is of something: an old image, or a job that has ended.
     if (complete && !is_whole() && (was_aside || keep_complete)) continue;
-    STASIS_TRY(remove_tree(entry.parent, name, leftover.path));
+    STASIS_TRY(remove_image(entry.parent, name, leftover.path));
     removed.push_back(leftover.path);
   }
   return removed;

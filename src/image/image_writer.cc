@@ -26,11 +26,12 @@
 #include "image/directory.h"
 #include "image/manifest_format.h"
 #include "image/parallel.h"
+#include "image/removal.h"
 
 namespace stasis {
 namespace {
 
-constexpr const char* kLogFolder = "log";
+using manifest_format::kLogFolder;
 constexpr const char* kDumpLog = "dump.log";
 constexpr std::string_view kPagesPrefix = "pages-";
 
@@ -107,8 +108,7 @@ Result<Before> probe_before(const DirectoryEntry& final, bool overwrite) {
   STASIS_TRY_ASSIGN(auto names, list_directory(dir, final.path()));
   if (names.empty()) return Before::kEmptyDirectory;
   for (const std::string& name : names) {
-    if (name != manifest_format::kName && name != criu_name() && name != kLogFolder &&
-        name != content_folder(ContentKind::kGpu) && name != content_folder(ContentKind::kHost)) {
+    if (!is_part_of_image(name)) {
       return fail(ErrorCode::kImageExists,
                   fmt::format("{} exists and holds \"{}\", which is no part of an image",
                               final.path(), name),
@@ -457,7 +457,7 @@ Result<void> ImageWriter::State::discard() {
   phase = Phase::kOpen;
   if (keep_partial) return {};
   phase = Phase::kDone;
-  auto removed = remove_tree(final.parent, partial, sibling(partial));
+  auto removed = remove_image(final.parent, partial, sibling(partial), &dir);
   if (!removed) return fail(std::move(removed).error().within("removing the unfinished image"));
   return {};
 }
@@ -553,7 +553,9 @@ Result<void> ImageWriter::commit() {
     }
     return {};
   }
-  auto removed = remove_tree(state_->final.parent, state_->replaced, old);
+  // Where it could not be opened it is not known.
+  auto removed = remove_image(state_->final.parent, state_->replaced, old,
+                              state_->old.valid() ? &state_->old : nullptr);
   if (!removed) return fail(std::move(removed).error().within("removing the replaced image"));
   return {};
 }

@@ -60,6 +60,7 @@ inline constexpr std::string_view kNeedsGroup = "group-links";
 
 // The folder of an image that holds CRIU's files.
 inline constexpr std::string_view kCriuFolder = "criu";
+inline constexpr const char* kLogFolder = "log";
 
 // What a job of `stasis run` had in its own /dev/shm; beside CRIU's files.
 inline constexpr std::string_view kSharedMemoryIndex = "criu/stasis-shm-index.json";

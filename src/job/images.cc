@@ -23,6 +23,7 @@
 #include "base/units.h"
 #include "image/directory.h"
 #include "image/image_reader.h"
+#include "image/removal.h"
 #include "proc/procfs.h"
 
 namespace stasis::job {
@@ -127,7 +128,8 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   auto opened = open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY);
   if (!opened) return not_writable(std::move(opened.error()));
   images.dir_ = std::move(*opened);
-  auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+  // Not waiting for another user who has taken a lease on it.
+  auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (!lock) return not_writable(std::move(lock.error()).within("locking " + images.path_));
   images.lock_ = std::move(*lock);
   struct stat kind {};
@@ -156,6 +158,15 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   return images;
 }
 
+std::optional<uid_t> Images::who_may_rename() const {
+  struct stat info {};
+  if (::fstat(dir_.get(), &info) != 0) return std::nullopt;
+  const char* by = ::geteuid() == 0 ? ::secure_getenv("SUDO_UID") : nullptr;
+  const bool is_callers = by != nullptr && by == std::to_string(info.st_uid);
+  if (info.st_uid == ::geteuid() || info.st_uid == 0 || is_callers) return std::nullopt;
+  return info.st_uid;
+}
+
 std::string Images::path_of(int number) const {
   return fmt::format("{}/{:0{}}", path_, number, kDigits);
 }
@@ -175,7 +186,7 @@ Result<Images::Cleared> Images::clear() const {
     if (!name || name->rest.empty()) continue;
     if (name->rest == kRemoving) {
       // NFS keeps what a process still has open (.nfs…), and that is no reason not to go on.
-      if (auto gone = remove_tree(dir_, text, path_ + "/" + text))
+      if (auto gone = remove_image(dir_, text, path_ + "/" + text))
         done.removed.push_back(path_ + "/" + text);
       else
         done.failed.push_back(std::move(gone.error()));
@@ -289,7 +300,7 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
       }
       removed.push_back(name->number);
     }
-    if (auto gone = remove_tree(dir_, doomed, path_ + "/" + doomed); !gone)
+    if (auto gone = remove_image(dir_, doomed, path_ + "/" + doomed); !gone)
       keep_first(std::move(gone.error()));
   }
   if (first) return fail(std::move(*first));

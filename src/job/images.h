@@ -25,6 +25,9 @@ class Images {
   static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
 
   const std::string& path() const { return path_; }
+  // The other user who can give the images other names, the older one's to the newer say; nothing
+  // if only we and root can, or who has called us by sudo.
+  std::optional<uid_t> who_may_rename() const;
   std::string path_of(int number) const;
 
   // Writes into the lock which process the init of our job is: see open().

@@ -63,6 +63,19 @@ TEST_F(JobImages, WhatOthersMayHaveWrittenIntoTheLockNamesNoProcess) {
               ::testing::Not(::testing::HasSubstr(std::to_string(::getpid()))));
 }
 
+TEST_F(JobImages, WhoElseMayRenameThemIsKnown) {
+  auto images = Images::open(dir());
+  ASSERT_TRUE(images) << images.error().to_string();
+  EXPECT_EQ(images->who_may_rename(), std::nullopt);
+  if (::geteuid() != 0) return;
+  ASSERT_EQ(::chown(dir().c_str(), 65431, 65431), 0);
+  ::unsetenv("SUDO_UID");
+  EXPECT_EQ(images->who_may_rename(), std::optional<uid_t>(65431));
+  ::setenv("SUDO_UID", "65431", 1);
+  EXPECT_EQ(images->who_may_rename(), std::nullopt);
+  ::unsetenv("SUDO_UID");
+}
+
 TEST_F(JobImages, WhatIsNoFileInPlaceOfTheLockIsNamed) {
   std::filesystem::create_directories(dir());
   ASSERT_EQ(::mkfifo((dir() + "/lock").c_str(), 0600), 0);

@@ -87,6 +87,12 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
   auto images = Images::open(options.images_dir, [&] { return notice.to_end() != 0; });
   if (!images && images.error().code == ErrorCode::kInterrupted) return told_to_end();
   if (!images) return fail(std::move(images.error()));
+  if (const auto other = images->who_may_rename()) {
+    tell(
+        fmt::format("{} belongs to user {}, who can give the images other names, so that the job "
+                    "goes on from an older one",
+                    images->path(), *other));
+  }
   STASIS_TRY_ASSIGN(auto cleared, images->clear());
   for (const std::string& path : cleared.removed)
     tell("removed what a killed `stasis run` had left: " + path);

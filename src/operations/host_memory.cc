@@ -23,6 +23,7 @@
 #include "direct/image_content.h"
 #include "image/directory.h"
 #include "image/parallel.h"
+#include "image/removal.h"
 #include "proc/host_memory.h"
 #include "proc/parking.h"
 

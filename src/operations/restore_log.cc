@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/journal.h"
+#include "image/removal.h"
 
 namespace stasis {
 

@@ -230,6 +230,37 @@ END
   assert_equal "$(ls "$images")" $'000004\nlock'
 }
 
+@test "what another user gives the name of a half image in a folder of his is not removed" {
+  need_root "another user's folder"
+  local folder=$images/000001.partial-0123456789abcdef
+  mkdir -p "$folder/disk" "$BATS_TEST_TMPDIR/disk"
+  echo stays >"$BATS_TEST_TMPDIR/disk/important"
+  mount --bind "$BATS_TEST_TMPDIR/disk" "$folder/disk"
+  echo "$folder/disk" >"$BATS_TEST_TMPDIR/mounts"
+  mkdir -m 700 "$images/000002.partial-0123456789abcdef"
+  echo stays >"$images/000002.partial-0123456789abcdef/letters"
+  chown 65434:65434 "$images" "$folder"
+  start_run
+  job_is_up
+  grep -q "had left stays: cannot remove $folder: it holds" "$RUN_LOG"
+  grep -q 'it holds "letters", which is no part of an image' "$RUN_LOG"
+  [ -e "$BATS_TEST_TMPDIR/disk/important" ]
+  [ -e "$images/000002.partial-0123456789abcdef/letters" ]
+  # Nor by a mount within what images have.
+  umount "$folder/disk"
+  mv "$folder/disk" "$folder/gpu"
+  mount --bind "$BATS_TEST_TMPDIR/disk" "$folder/gpu"
+  echo "$folder/gpu" >"$BATS_TEST_TMPDIR/mounts"
+  kill -TERM "$RUN"
+  ends_with 75
+  start_run
+  told "cannot remove $folder/gpu: it is a mount point"
+  [ -e "$BATS_TEST_TMPDIR/disk/important" ]
+  kill -TERM "$RUN"
+  ends_with 75
+  umount "$folder/gpu"
+}
+
 @test "--every saves it again and again, and --keep says how many images stay" {
   start_run --every 700ms --keep 2
   told "removed 000001"
