@@ -163,6 +163,7 @@ struct Service {
   std::vector<Connection> connections;
   std::vector<std::uint64_t> former_tokens;
   std::uint64_t last_share = 0;
+  int plug = -1;  // our own connection, which waits in the place of others
 };
 std::atomic<std::uint32_t> g_services_made{0};
 Service& service() {
@@ -468,6 +469,61 @@ bool has_hung_up(int connection, const ShareKey& key) {
          (polled.revents & (POLLRDHUP | POLLHUP)) != 0;
 }
 
+namespace {
+
+// Those that wait find out, and the agents among them come again.
+void send_away(int listening) {
+  for (;;) {
+    const int fd = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0)
+      ::close(fd);
+    else if (errno != ECONNABORTED && errno != EINTR)
+      return;
+  }
+}
+
+// In the only place that there is. False: another was faster.
+bool put_plug(Service& mine) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return false;
+  const Name name = name_of(mine.token);
+  if (mark_connection(fd, mine.token) &&
+      ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size) == 0) {
+    mine.plug = fd;
+    return true;
+  }
+  ::close(fd);
+  return false;
+}
+
+}  // namespace
+
+void close_door() {
+  constexpr int kTries = 1000;
+  const TablesLock lock;
+  auto& mine = service();
+  if (mine.token == 0 || mine.plug >= 0 || !is_listening_as(mine.listening, mine.token)) return;
+  // Of a process without another descriptor the door stays open.
+  if (::listen(mine.listening, 0) != 0) return;
+  for (int i = 0; i < kTries; ++i) {
+    send_away(mine.listening);
+    if (put_plug(mine)) return;
+  }
+  ::listen(mine.listening, kBacklog);
+}
+
+void open_door() {
+  const TablesLock lock;
+  auto& mine = service();
+  if (mine.token == 0 || mine.plug < 0) return;
+  if (is_listening_as(mine.listening, mine.token)) {
+    send_away(mine.listening);
+    ::listen(mine.listening, kBacklog);
+  }
+  if (is_connection(mine.plug, mine.token)) ::close(mine.plug);
+  mine.plug = -1;
+}
+
 ShareKey lending(std::uint32_t& holders) {
   holders = 0;
   for (const Connection& connection : service().connections)
@@ -533,24 +589,41 @@ bool is_own(const ShareKey& key) {
   return is_own_locked(key);
 }
 
+namespace {
+
+// A connection on which the owner has spoken. Below 0: there is none, or it is another user's.
+int reach_owner(std::uint64_t service, bool& has_socket) {
+  // One that waited when the owner's door was closed was sent away.
+  constexpr int kTries = 8;
+  for (int i = 0; i < kTries; ++i) {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    // Without a name no tool would see that this process has the memory.
+    has_socket = fd >= 0 && bind_as_holder(fd, service);
+    int connected = -1;
+    const Name name = name_of(service);
+    do {
+      if (!has_socket) break;
+      connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
+    } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
+    const bool reached = connected == 0 && mark_connection(fd, service) && same_user_or_root(fd);
+    if (reached && greeted(fd)) return fd;
+    if (fd >= 0) ::close(fd);
+    if (!reached) return -1;
+    ::usleep(1000);
+  }
+  return -1;
+}
+
+}  // namespace
+
 Fetched fetch(const ShareKey& key) {
   Fetched fetched;
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return fetched;
-  // Without a name no tool would see that this process has the memory.
-  if (!bind_as_holder(fd, key.service)) {
-    ::close(fd);
-    return fetched;
-  }
-  const Name name = name_of(key.service);
-  int connected = -1;
-  do {
-    connected = ::connect(fd, reinterpret_cast<const sockaddr*>(&name.address), name.size);
-  } while (connected != 0 && (errno == EINTR || errno == EAGAIN));
+  bool has_socket = false;
+  const int fd = reach_owner(key.service, has_socket);
+  if (!has_socket) return fetched;
   Answer answer = kNoSuchMemory;
   const auto share = key.share;
-  if (connected == 0 && mark_connection(fd, key.service) && same_user_or_root(fd) && greeted(fd) &&
-      ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&
+  if (fd >= 0 && ::send(fd, &share, sizeof share, MSG_NOSIGNAL) == sizeof share &&
       receive(fd, answer, fetched.memory)) {
     fetched.answered = true;
     if (answer.result != CUDA_SUCCESS) fetched.result = static_cast<CUresult>(answer.result);
@@ -565,7 +638,7 @@ Fetched fetch(const ShareKey& key) {
   }
   if (fetched.memory >= 0) ::close(fetched.memory);
   fetched.memory = -1;
-  ::close(fd);
+  if (fd >= 0) ::close(fd);
   if (!fetched.answered) say_unreachable();
   return fetched;
 }
@@ -588,6 +661,7 @@ void end_connection(int connection, const ShareKey& key) {
 void forget_service_after_fork() {
   auto& mine = service();
   if (is_listening_as(mine.listening, mine.token)) ::close(mine.listening);
+  if (mine.plug >= 0 && is_connection(mine.plug, mine.token)) ::close(mine.plug);
   for (const auto& connection : mine.connections)
     if (is_connection(connection.fd, mine.token)) ::close(connection.fd);
   mine = Service{};

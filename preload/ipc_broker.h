@@ -51,6 +51,13 @@ void name_connection(int connection, std::uint64_t service);
 // where there is no connection any more. With the tables locked.
 bool has_hung_up(int connection, const ShareKey& key);
 
+// While the door is closed no one gets into the queue of those that want to connect, in which CRIU
+// finds connections that were given up already, and fails: any user can make such. Our own
+// connection takes the only place. Who waited is sent away, and comes again; who comes then, waits
+// outside. With the gate closed.
+void close_door();
+void open_door();
+
 struct Fetched {
   cuda::CUresult result = cuda::CUDA_ERROR_INVALID_HANDLE;
   bool answered = false;

@@ -19,6 +19,7 @@
 #include "gate.h"
 #include "host_reserve.h"
 #include "intercept.h"
+#include "ipc_broker.h"
 #include "local_memory.h"
 #include "managed.h"
 #include "pools.h"
@@ -136,6 +137,7 @@ void Session::close_gate() {
     return refuse(cuda::CUDA_ERROR_OUT_OF_MEMORY, "no address range of that many bytes",
                   inventory.bytes);
   }
+  close_door();
   // The program does not open or close any from here on.
   page_.driver_share_count = shared_pieces();
   segments_ = inventory.segments;
@@ -249,6 +251,7 @@ void Session::open_gate(bool keeps_buffer) {
   if (was_detached_) forget_saved();
   name_connections();
   was_detached_ = false;
+  open_door();
   Gate::open();
   if (!keeps_buffer) {
     give_buffer_back();

@@ -1013,7 +1013,7 @@ start_ranks() {
   owner=$(pgrep -P "$TARGET" -f share-large)
   mapfile -t openers < <(pgrep -P "$TARGET" -f open-shared)
   at_end_kill "$owner" "${openers[@]}"
-  waits_for_owner() { grep -Eqs '^4[57] ' "/proc/$1/syscall"; } # recvfrom, recvmsg
+  waits_for_owner() { grep -Eqs '^4[257] ' "/proc/$1/syscall"; } # connect, recvfrom, recvmsg
   done_by suspend "$owner"
   touch "$go"
   for pid in "${openers[@]}"; do wait_until 60 waits_for_owner "$pid"; done

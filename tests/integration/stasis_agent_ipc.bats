@@ -181,8 +181,8 @@ open_beside() {
   restored_verifies
 }
 
-# waits_for_owner PID: in front of a socket, for what its owner says.
-waits_for_owner() { grep -Eqs '^4[57] ' "/proc/$1/syscall"; }  # recvfrom, recvmsg
+# waits_for_owner PID: in front of a socket, for a place or for what its owner says.
+waits_for_owner() { grep -Eqs '^4[257] ' "/proc/$1/syscall"; }  # connect, recvfrom, recvmsg
 
 @test "dumped while others of its tree wait to open its memory, they open it after the restore" {
   need_root "CRIU"
@@ -237,6 +237,42 @@ waits_for_owner() { grep -Eqs '^4[57] ' "/proc/$1/syscall"; }  # recvfrom, recvm
   for pid in "${OPENERS[@]}"; do lives "$pid"; done
   cycle_alone direct
   target_verifies
+}
+
+# Closed connections in its queue are what CRIU fails at.
+@test "another user who connects to the owner's socket all the time, and gives up, stops no dump" {
+  need_root "CRIU, and another user"
+  go=$BATS_TEST_TMPDIR/go
+  start_doing share "$go"
+  python3 -S -c '
+import os, socket, time
+os.setgroups([])
+os.setgid(65435)
+os.setuid(65435)
+names = [line.split()[-1][1:] for line in open("/proc/net/unix", errors="replace") if "@stasis-ipc-" in line]
+while True:
+    for name in names:
+        other = socket.socket(socket.AF_UNIX)
+        other.setblocking(False)
+        try:
+            other.connect("\0" + name)
+        except OSError:
+            pass
+        other.close()
+    time.sleep(0.002)' </dev/null >"$BATS_TEST_TMPDIR/flood" 2>&1 3>&- &
+  local i flood=$!
+  at_end_kill "$flood"
+  for i in 1 2 3; do
+    done_by dump "$TARGET" --images-dir "$image.$i" --leave-running
+    target_goes_on
+  done
+  kill "$flood"
+  assert_equal "$(cat "$BATS_TEST_TMPDIR/flood")" ""
+  done_by dump "$TARGET" --images-dir "$image"
+  wait_until 60 number_is_free
+  restore_it
+  target_goes_on
+  restored_verifies
 }
 
 # The socket by which others come to the memory has a name, and that is taken.
