@@ -74,8 +74,12 @@ class MoveOut {
 
   Result<void> run() {
     STASIS_TRY(move_out());
-    return room() != nullptr && agents_.empty() ? Result<void>(fail(room()->refusal))
-                                                : Result<void>();
+    if (room() == nullptr || !agents_.empty()) return {};
+    Error refusal = room()->refusal;
+    refusal.remedy +=
+        "; zeros take no room where the agents move the memory: what kept them from it stands "
+        "above, and another try may find it gone";
+    return fail(std::move(refusal));
   }
 
  private:
