@@ -98,7 +98,7 @@ bool transports_survive(const Environment& environment) {
 }  // namespace
 
 Result<bool> has_nccl_peers(const ProcFs& procfs, Pid pid) {
-  STASIS_TRY_ASSIGN(auto sockets, procfs.unix_sockets(pid));
+  STASIS_TRY_ASSIGN(auto sockets, procfs.unix_sockets(pid, kNcclSocket));
   std::erase_if(sockets, [](const proc::UnixSocket& socket) {
     return !socket.path.starts_with(kNcclSocket);
   });

@@ -35,7 +35,7 @@ std::optional<std::uint64_t> service_in(std::string_view name, bool held) {
 
 // In its network namespace; none if it has ended.
 Result<std::vector<proc::UnixSocket>> sockets_beside(Pid pid) {
-  auto sockets = proc::ProcFs().unix_sockets(pid);
+  auto sockets = proc::ProcFs().unix_sockets(pid, direct::kShareSocket);
   if (!sockets && sockets.error().code == ErrorCode::kNoSuchProcess)
     return std::vector<proc::UnixSocket>();
   return sockets;
@@ -62,7 +62,7 @@ OwnersAsked find_owners(Pid importer, const std::set<std::uint64_t>& services) {
   OwnersAsked out;
   std::map<std::uint64_t, std::uint64_t> listening;  // by the socket
   const proc::ProcFs procfs;
-  const auto sockets = procfs.unix_sockets(importer);
+  const auto sockets = procfs.unix_sockets(importer, direct::kShareSocket);
   if (!sockets || services.empty()) return out;
   for (const proc::UnixSocket& socket : *sockets) {
     const auto service = socket.listens ? service_in(socket.path, false) : std::nullopt;
@@ -143,7 +143,7 @@ std::vector<SharingProcess> find_silent_owners(const std::set<Pid>& members) {
 
 std::vector<SharingProcess> find_users(Pid owner, std::uint64_t service) {
   std::set<std::uint64_t> others;
-  const auto sockets = proc::ProcFs().unix_sockets(owner);
+  const auto sockets = proc::ProcFs().unix_sockets(owner, direct::kShareSocket);
   const auto peers = proc::unix_peers();
   if (!sockets || !peers) return {};
   const std::string name = name_of(service);

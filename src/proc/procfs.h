@@ -187,7 +187,8 @@ class ProcFs {
   // kNotPermitted, kNoSuchProcess.
   Result<std::vector<OpenFile>> open_files(Pid pid) const;
   // All unix sockets of the process's network namespace. kNotPermitted, kNoSuchProcess.
-  Result<std::vector<UnixSocket>> unix_sockets(Pid pid) const;
+  // With `named`, those in whose line that stands: any user can make tens of thousands.
+  Result<std::vector<UnixSocket>> unix_sockets(Pid pid, std::string_view named = {}) const;
 
   // The same of TCP sockets, of IPv4 and IPv6. Where the kernel has no IPv6, of IPv4.
   Result<std::vector<InetSocket>> tcp_sockets(Pid pid) const;

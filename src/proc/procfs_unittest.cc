@@ -363,6 +363,10 @@ TEST_F(FakeProc, ReadsSockets) {
   EXPECT_EQ((*unix_sockets)[0].path, "/run/a socket");
   EXPECT_TRUE((*unix_sockets)[0].listens);
   EXPECT_FALSE((*unix_sockets)[1].listens);
+  const auto named = procfs().unix_sockets(Pid{12}, "/run/a");
+  ASSERT_TRUE(named);
+  ASSERT_EQ(named->size(), 1U);
+  EXPECT_EQ((*named)[0].path, "/run/a socket");
 }
 
 TEST_F(FakeProc, ReadsThreads) {

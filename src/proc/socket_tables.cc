@@ -46,9 +46,10 @@ Result<void> for_each_line(const std::string& root, Pid pid, const std::string& 
 
 }  // namespace
 
-Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid) const {
+Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid, std::string_view named) const {
   std::vector<UnixSocket> out;
   auto done = for_each_line(root_, pid, "net/unix", [&](const std::string& line) {
+    if (!named.empty() && line.find(named) == std::string::npos) return;
     // "address: references protocol flags type state inode path"
     std::istringstream words(line);
     std::string skipped;
