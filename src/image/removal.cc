@@ -50,16 +50,21 @@ tl::unexpected<Error> stays(const std::string& path, const std::string& why) {
               "look at it, and remove it yourself");
 }
 
+bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
+
+// `owner`: the parent's.
 Result<void> remove_below(const UniqueFd& parent, const std::string& name, const std::string& path,
                           uid_t owner, int depth);
 
-Result<void> empty(const UniqueFd& folder, const std::string& path, uid_t owner, int depth) {
+Result<void> empty(const UniqueFd& folder, const std::string& path, int depth) {
+  struct stat info {};
   if (depth == 0) return fail(ErrorCode::kIo, "cannot remove " + path + ": too deep");
+  if (::fstat(folder.get(), &info) != 0) return fail(not_removed(path, errno));
   STASIS_TRY_ASSIGN(const auto names, list_directory(folder, path));
   Result<void> result;
   for (const std::string& inner : names) {
-    auto removed =
-        remove_below(folder, inner, std::string(path).append("/").append(inner), owner, depth - 1);
+    auto removed = remove_below(folder, inner, std::string(path).append("/").append(inner),
+                                info.st_uid, depth - 1);
     if (!removed && result) result = std::move(removed);
   }
   return result;
@@ -72,15 +77,13 @@ Result<void> remove_below(const UniqueFd& parent, const std::string& name, const
   const UniqueFd folder = open_folder(parent, name);
   struct stat info {};
   if (!folder.valid() || ::fstat(folder.get(), &info) != 0) return fail(not_removed(path, errno));
-  // Who can give a folder this name could not empty it.
-  if (info.st_uid != owner) return stays(path, "belongs to another user");
-  STASIS_TRY(empty(folder, path, owner, depth));
+  // The owner of a folder can put another's there, and could not empty it.
+  if (!is_trusted(owner) && info.st_uid != owner) return stays(path, "belongs to another user");
+  STASIS_TRY(empty(folder, path, depth));
   if (::unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
     return fail(not_removed(path, errno));
   return {};
 }
-
-bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
 // Nothing in it can have got its name by another user, if it belongs to us.
 bool is_ours_alone(const struct stat& folder) {
@@ -113,8 +116,7 @@ bool is_part_of_image(std::string_view name) {
 
 Result<void> remove_tree(const UniqueFd& parent, const std::string& name, const std::string& path) {
   struct stat info {};
-  if (::fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
-    return errno == ENOENT ? Result<void>() : fail(not_removed(path, errno));
+  if (::fstat(parent.get(), &info) != 0) return fail(not_removed(path, errno));
   return remove_below(parent, name, path, info.st_uid, kMaxDepth);
 }
 
@@ -136,7 +138,7 @@ Result<void> remove_image(const UniqueFd& parent, const std::string& name, const
   } else {
     STASIS_TRY(judge(beside, info, folder, path));
   }
-  STASIS_TRY(empty(folder, path, info.st_uid, kMaxDepth));
+  STASIS_TRY(empty(folder, path, kMaxDepth));
   if (::unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
     return fail(not_removed(path, errno));
   return {};

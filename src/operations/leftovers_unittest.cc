@@ -74,6 +74,7 @@ TEST_F(LeftoversTest, NamesInAnotherUsersHalfStay) {
   if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";
   fs::path half = make_half();
   ASSERT_EQ(::chown(half.c_str(), kAlice, kAlice), 0);
+  ASSERT_EQ(::chown((half / "criu").c_str(), kAlice, kAlice), 0);
   ASSERT_TRUE(clear_half_image((top_ / "img").string(), false));
   EXPECT_TRUE(fs::exists(top_ / "link"));
   half = make_half();
