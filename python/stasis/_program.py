@@ -73,6 +73,8 @@ def _target(target):
 
 
 def _seconds(value, name):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     milliseconds = _checks.milliseconds(round(value * 1000), name)
     return f"{milliseconds}ms"
 

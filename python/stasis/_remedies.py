@@ -173,6 +173,8 @@ def _call(line):
         program, verb, *words = shlex.split(line)
     except ValueError:
         return None
+    if [program, verb, *words] == ["stasis", "run", "--name"]:
+        return "stasis.run(..., name=...)"
     if program != "stasis" or verb not in _VERBS:
         return None
     if not words:

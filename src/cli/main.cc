@@ -184,8 +184,13 @@ std::vector<Verb> add_verbs(CLI::App& app, const std::vector<std::string>& words
 
 // Also where parsing ends before it comes to it.
 bool wants_json(int argc, char** argv) {
-  return std::any_of(argv, argv + argc,
-                     [](const char* word) { return std::string_view(word) == "--json"; });
+  for (int i = 0; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const bool is_split =
+        word == "--format" && i + 1 < argc && std::string_view(argv[i + 1]) == "json";
+    if (word == "--json" || word == "--format=json" || is_split) return true;
+  }
+  return false;
 }
 
 // For the day on which there is no more memory to be had (`ulimit -v`, vm.overcommit_memory=2): a

@@ -217,7 +217,9 @@ Verb add_restore(CLI::App& app) {
   auto options = std::make_shared<RestoreArguments>();
   CLI::App* command =
       app.add_subcommand("restore", "bring a saved process tree back, exactly where it was");
-  command->add_option("DIR,-D,--images-dir", options->restore.images_dir, kImageHelp)
+  command
+      ->add_option("DIR,-D,--images-dir", options->restore.images_dir,
+                   "directory of the image; a job goes on by the line that started it")
       ->required()
       ->type_name("DIR");
   add_device_map(*command, options->device_map);

@@ -23,7 +23,7 @@ namespace stasis {
 namespace {
 
 tl::unexpected<Error> incomplete(const std::string& dir, std::string message) {
-  std::string remedy = "give the directory of a finished dump";
+  std::string remedy = "give the directory of a finished dump, or of a job that has an image";
   for (const Leftover& leftover : find_leftovers(dir)) {
     if (leftover.in_use == InUse::kYes) {
       remedy += fmt::format("; a dump into it is under way ({}): wait for its end", leftover.path);

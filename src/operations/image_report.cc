@@ -1,6 +1,7 @@
 #include "operations/image_report.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <set>
 
@@ -121,6 +122,27 @@ std::string content_text(const ContentReport& content) {
                        format_bytes(content.unused_bytes));
   }
   return out;
+}
+
+std::string shell_word(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("/._-+,:@%=").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word)
+    out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+std::string line_of_job(const Manifest& manifest, const std::string& image) {
+  std::string line = "stasis run --images-dir " + shell_word(image.substr(0, image.rfind('/')));
+  line += " --";
+  if (manifest.job)
+    for (const std::string& word : manifest.job->command)
+      line += " " + shell_word(word);
+  return line;
 }
 
 bool is_for_a_job(const Manifest& manifest) {

@@ -413,12 +413,18 @@ Result<void> check_owner(const ImageReader& image) {
 
 Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions& options) {
   if (options.on_checked || !is_for_a_job(image.manifest())) return {};
-  return fail(ErrorCode::kUsage,
-              fmt::format("{} is of a job of `stasis run --images-dir`, and has what was in the "
-                          "/dev/shm of that",
-                          image.path()),
-              "let it be DIR/000001, or have a greater number there, and start `stasis run "
-              "--images-dir DIR` with the same command: it goes on from there");
+  const std::string& path = image.path();
+  const std::string name = path.substr(path.rfind('/') + 1);
+  const bool is_numbered = name.find_first_not_of("0123456789") == std::string::npos;
+  return fail(
+      ErrorCode::kUsage,
+      fmt::format("{} is of a job of `stasis run --images-dir`, which has a /dev/shm of its own",
+                  path),
+      is_numbered && image.manifest().job
+          ? fmt::format("start `{}`: it goes on from the newest image there",
+                        line_of_job(image.manifest(), path))
+          : "let it be DIR/000001, or have a greater number there, and start `stasis run "
+            "--images-dir DIR` with the same command: it goes on from there");
 }
 
 // Not the sum of all pages: those that forked processes share with their parents are in the image

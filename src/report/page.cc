@@ -160,28 +160,12 @@ std::optional<double> downtime(const std::vector<TimedPhase>& phases) {
   return criu->start + criu->seconds - from->start;
 }
 
-// As a shell takes it.
-std::string quoted(const std::string& word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("/._-+,:@%=").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain) return word;
-  std::string out = "'";
-  for (const char c : word)
-    out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
 void set_restore(data& page, const ImageReport& image) {
   const Manifest& manifest = image.manifest;
-  std::string command = "stasis restore --detach " + quoted(image.path);
+  std::string command = "stasis restore --detach " + shell_word(image.path);
   std::string lead = "To bring it back, in a shell on the machine that has the image:";
   if (is_for_a_job(manifest) && manifest.job) {
-    const std::string folder = image.path.substr(0, image.path.rfind('/'));
-    command = "stasis run --images-dir " + quoted(folder) + " --";
-    for (const std::string& word : manifest.job->command)
-      command += " " + quoted(word);
+    command = line_of_job(manifest, image.path);
     lead = "It is of a job. If it is the newest of its folder, this goes on from it:";
   }
   page.set("restore_lead", lead);

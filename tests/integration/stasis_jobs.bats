@@ -261,6 +261,21 @@ END
   umount "$folder/gpu"
 }
 
+@test "a restore of a job's image, or of its folder, is told the line that goes on from it" {
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  local given
+  for given in "$images" "$images/000001"; do
+    refused 2 usage restore "$given" --detach
+    assert_contains "$err" "start \`stasis run --images-dir $images -- stasis-workload memory"
+  done
+  cp -r "$images/000001" "$BATS_TEST_TMPDIR/elsewhere"
+  refused 2 usage restore "$BATS_TEST_TMPDIR/elsewhere" --detach
+  assert_contains "$err" "let it be DIR/000001"
+}
+
 @test "--every saves it again and again, and --keep says how many images stay" {
   start_run --every 700ms --keep 2
   told "removed 000001"

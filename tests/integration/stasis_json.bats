@@ -104,6 +104,16 @@ as_in() {
   assert_equal "$(json 'd["error"]["driver"]["number"]')" 999
 }
 
+@test "an error is JSON where --format json asks for it, too" {
+  local given
+  for given in "--format json" "--format=json"; do
+    # shellcheck disable=SC2086
+    capture stasis ps $given --timeout x
+    assert_equal "$status" 2 "status"
+    assert_equal "$(json 'd["error"]["code"]')" usage
+  done
+}
+
 @test "ps --format csv has its columns by name" {
   start_target memory --size 1M
   done_by ps --format csv --columns pid,state,command
