@@ -5,8 +5,11 @@
 A program cannot save itself, because it stands still meanwhile. So it starts a helper anew (no fork of a
 process that uses CUDA), which is no child of it, so that it does not stand in the image, and has no pipe to
 it. Later `stasis restore images/step-100` goes on at step 100. The steps are a counter in GPU memory, by the
-driver alone; yours are `loss.backward(); optimizer.step()`.
+driver alone; yours are `loss.backward(); optimizer.step()`. Its cells (# %%) are those of a notebook, for editors
+that know them.
 """
+
+# %% What it takes
 
 import argparse
 import ctypes
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import time
 
+# %% The helper
 # Run as `python3 -c HELPER PID IMAGE`: its parent ends at once, and the process that is left belongs to init.
 HELPER = """
 import os, sys
@@ -32,6 +36,7 @@ except stasis.Error as error:
 """
 
 
+# %% A save, from inside
 def save(image):
     """Takes an image of this process. Comes back twice: here, and after each restore of it."""
     failed = pathlib.Path(f"{image}.failed")
@@ -46,6 +51,7 @@ def save(image):
         time.sleep(0.01)
 
 
+# %% What stands for a training
 class Counter:
     """A number in GPU memory."""
 
@@ -72,6 +78,7 @@ class Counter:
         return value.value + 1
 
 
+# %% The loop
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=1000)

@@ -134,6 +134,11 @@ class Program(harness.Case):
             stasis.run("python3 train.py")
         with self.assertRaises(ValueError):
             stasis.run(["true"], every=10)
+        for name in ("two words", "1", "", "x" * 65, 7):
+            with self.assertRaisesRegex(ValueError, "is no name for a job"):
+                stasis.run(["true"], name=name)
+        with self.assertRaisesRegex(TypeError, "every must be a number of seconds"):
+            stasis.run(["true"], images_dir="images", every="30m")
         with self.assertRaises(TypeError):
             stasis.Job(17)
         with self.assertRaises(ValueError):
