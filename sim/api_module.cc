@@ -35,6 +35,11 @@ void unload_modules(Driver& driver, Context& context) {
   context.modules.clear();
 }
 
+}  // namespace stasis::sim
+
+using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
+using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
+
 namespace {
 
 // A managed variable is in memory of the driver's own, which makes all of the process refused to
@@ -54,15 +59,6 @@ CUresult make_variables(Driver& driver, Context& context, Module& module) {
   }
   return CUDA_SUCCESS;
 }
-
-}  // namespace
-
-}  // namespace stasis::sim
-
-using namespace stasis::cuda;  // NOLINT: this file is the driver's interface
-using namespace stasis::sim;   // NOLINT: and it is made of the simulation's parts
-
-namespace {
 
 Module* find_module(Driver& driver, CUmodule handle) {
   auto* module = reinterpret_cast<Module*>(handle);

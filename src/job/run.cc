@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/journal.h"
+#include "checkpoint/state_file.h"
 #include "criu/criu.h"
 #include "job/choose_image.h"
 #include "job/images.h"
