@@ -503,12 +503,12 @@ void close_door() {
   const TablesLock lock;
   auto& mine = service();
   if (mine.token == 0 || mine.plug >= 0 || !is_listening_as(mine.listening, mine.token)) return;
-  // Of a process without another descriptor the door stays open.
   if (::listen(mine.listening, 0) != 0) return;
   for (int i = 0; i < kTries; ++i) {
     send_away(mine.listening);
     if (put_plug(mine)) return;
   }
+  // Without a descriptor left the door stays open.
   ::listen(mine.listening, kBacklog);
 }
 

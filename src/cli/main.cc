@@ -186,6 +186,7 @@ std::vector<Verb> add_verbs(CLI::App& app, const std::vector<std::string>& words
 bool wants_json(int argc, char** argv) {
   for (int i = 0; i < argc; ++i) {
     const std::string_view word = argv[i];
+    if (word == "--") break;  // a program's words
     const bool is_split =
         word == "--format" && i + 1 < argc && std::string_view(argv[i + 1]) == "json";
     if (word == "--json" || word == "--format=json" || is_split) return true;

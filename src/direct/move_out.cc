@@ -77,8 +77,8 @@ class MoveOut {
     if (room() == nullptr || !agents_.empty()) return {};
     Error refusal = room()->refusal;
     refusal.remedy +=
-        "; zeros take no room where the agents move the memory: what kept them from it stands "
-        "above, and another try may find it gone";
+        "; of memory that an agent moves, zeros take no room: where a note says why none did, try "
+        "again when that is gone";
     return fail(std::move(refusal));
   }
 

@@ -46,7 +46,7 @@ completed() {
   local page source=$BATS_TEST_DIRNAME/../..
   for page in tools/get-criu:stasis-get-criu deploy/slurm/stasis-task:stasis-task; do
     for option in $("$source/${page%:*}" --help | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do
-      grep -qF -- "${option//-/\\-}" "$DOCS/man/${page#*:}.1" || fail "$option is not in the man page of ${page#*:}"
+      grep -qF -- "${option//-/\\-}" "$DOCS/man/${page#*:}.1" || { echo "$option is not in the man page of ${page#*:}" >&2; return 1; }
     done
   done
 }

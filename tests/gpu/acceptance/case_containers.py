@@ -82,13 +82,8 @@ def counter(machine, engine, agent):
                                f"{figures['checkpoint_seconds']:.1f} s, {figures['restore_seconds']:.1f} s"}
 
 
-def workload(machine, engine, agent):
-    """stasis-workload, which looks at each byte of its memory in each round."""
-    status = os.path.join(machine.work, "workload.status")
-    before = machine.gpu_memory()
-    container = engine(machine, [machine.program("stasis-workload"), "memory", "--size", "32M", "--status", status],
-                          variables(machine, agent))
-
+def rounds_of(container, status, more=2):
+    """How many rounds the file says, and what waits for some more."""
     def rounds():
         try:
             with open(status, encoding="ascii", errors="replace") as file:
@@ -97,9 +92,20 @@ def workload(machine, engine, agent):
             return 0
 
     def go_on():
-        wanted = rounds() + 2
-        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}")
+        wanted = rounds() + more
+        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}", timeout=180)
 
+    return rounds, go_on
+
+
+def workload(machine, engine, agent):
+    """stasis-workload, which looks at each byte of its memory in each round."""
+    status = os.path.join(machine.work, "workload.status")
+    before = machine.gpu_memory()
+    container = engine(machine, [machine.program("stasis-workload"), "memory", "--size", "32M", "--status", status],
+                          variables(machine, agent))
+
+    rounds, go_on = rounds_of(container, status)
     go_on()
     figures = there_and_back(machine, container, before)
     go_on()
@@ -137,22 +143,12 @@ def torch(machine, engine, agent):
                     f"{figures['checkpoint_seconds']:.1f} s, restore {figures['restore_seconds']:.1f} s"}
 
 
-def shared_there_and_back(machine, argv, rounds_of):
-    """Processes that share GPU memory, in one container; `rounds_of` the file that says how far they are."""
+def shared_there_and_back(machine, argv, status):
+    """Processes that share GPU memory, in one container; `status` the file that says how far they are."""
     before = machine.gpu_memory()
     container = Runc(machine, argv, variables(machine, True), options=("tcp-established", "ghost-limit 128M"))
 
-    def rounds():
-        try:
-            with open(rounds_of, encoding="ascii", errors="replace") as file:
-                return int(re.match(r"round (\d+) ok", file.read()).group(1))
-        except (OSError, AttributeError):
-            return 0
-
-    def go_on():
-        wanted = rounds() + 5
-        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}", timeout=180)
-
+    rounds, go_on = rounds_of(container, status, 5)
     go_on()
     figures = there_and_back(machine, container, before)
     go_on()
@@ -170,17 +166,7 @@ def verifying(machine, size, *before):
                                "32M" if machine.simulated else size, "--status", status, "--pause-ms", "5"],
                      {"STASIS_STATE_DIR": os.path.join(machine.work, "state-inside")})
 
-    def rounds():
-        try:
-            with open(status, encoding="ascii", errors="replace") as file:
-                return int(re.match(r"round (\d+) ok", file.read()).group(1))
-        except (OSError, AttributeError):
-            return 0
-
-    def go_on():
-        wanted = rounds() + 2
-        container.wait_for(lambda: rounds() >= wanted, f"round {wanted}")
-
+    rounds, go_on = rounds_of(container, status)
     go_on()
     return container, rounds, go_on
 
