@@ -91,9 +91,8 @@ std::vector<Leftover> find_leftovers(const std::string& dir) {
   return found;
 }
 
-Result<std::vector<std::string>> clear_leftovers(
-    const std::string& dir, bool keep_complete,
-    const std::function<bool(const std::string&)>& needed) {
+Result<ClearedLeftovers> clear_leftovers(const std::string& dir, bool keep_complete,
+                                         const std::function<bool(const std::string&)>& needed) {
   STASIS_TRY_ASSIGN(auto entry, split_path(dir));
   const int parent = entry.parent.get();
   struct stat info = {};
@@ -102,7 +101,7 @@ Result<std::vector<std::string>> clear_leftovers(
            errno == ENOENT;
   };
   const auto is_whole = [&] { return ImageReader::open(entry.path()).has_value(); };
-  std::vector<std::string> removed;
+  ClearedLeftovers done;
   for (const Leftover& leftover : find_leftovers(dir)) {
     if (leftover.in_use != InUse::kNo || (needed && needed(leftover.path))) continue;
     const std::string name = leftover.path.substr(leftover.path.rfind('/') + 1);
@@ -117,10 +116,12 @@ Result<std::vector<std::string>> clear_leftovers(
     }
     // All that there is of something: an old image, or a job that has ended.
     if (complete && !is_whole() && (was_aside || keep_complete)) continue;
-    STASIS_TRY(remove_image(entry.parent, name, leftover.path));
-    removed.push_back(leftover.path);
+    if (auto gone = remove_image(entry.parent, name, leftover.path))
+      done.removed.push_back(leftover.path);
+    else
+      done.failed.push_back(std::move(gone.error()));
   }
-  return removed;
+  return done;
 }
 
 Result<ImageReader> ImageReader::open(const std::string& dir) {

@@ -77,11 +77,15 @@ struct Leftover {
 // Sorted by path; empty if there are none or the directory cannot be read.
 std::vector<Leftover> find_leftovers(const std::string& dir);
 
+struct ClearedLeftovers {
+  std::vector<std::string> removed;
+  std::vector<Error> failed;  // for each that could not be removed, and stays
+};
 // Removes what a killed dump has left beside `dir`, once no process uses it; an old image that it
 // had put aside gets its name back if no other has it. With `keep_complete`, whole images under a
 // temporary name stay where there is none under the final one; and so does what is `needed`, by its
-// path. Returns what was removed.
-Result<std::vector<std::string>> clear_leftovers(
+// path.
+Result<ClearedLeftovers> clear_leftovers(
     const std::string& dir, bool keep_complete,
     const std::function<bool(const std::string&)>& needed = {});
 

@@ -458,7 +458,7 @@ TEST_F(ImageTest, WhatAKilledDumpHasLeftIsCleared) {
   write_text(partial + "/manifest.json", "half of");
   auto removed = clear_leftovers(image_, true);
   ASSERT_TRUE(removed) << removed.error().to_string();
-  ASSERT_EQ(removed->size(), 1U);
+  ASSERT_EQ(removed->removed.size(), 1U);
   EXPECT_FALSE(fs::exists(partial));
   // A whole one may be all there is of a job.
   make_image("whole");
@@ -487,7 +487,7 @@ TEST_F(ImageTest, ADumpThatIsUnderWayIsNotCleared) {
   fill(writer, "new");
   auto removed = clear_leftovers(image_, false);
   ASSERT_TRUE(removed);
-  EXPECT_TRUE(removed->empty());
+  EXPECT_TRUE(removed->removed.empty());
   EXPECT_TRUE(writer.seal(sample_manifest(), SyncPolicy::kNone, progress_, interrupt_));
 }
 

@@ -11,6 +11,7 @@
 #include <charconv>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string_view>
 #include <thread>
 
@@ -201,10 +202,12 @@ Result<Images::Cleared> Images::clear() const {
       (void)::renameat2(AT_FDCWD, leftover.path.c_str(), AT_FDCWD, final.c_str(), RENAME_NOREPLACE);
     }
     auto cleared = clear_leftovers(final, false);
-    if (cleared)
-      done.removed.insert(done.removed.end(), cleared->begin(), cleared->end());
-    else
+    if (!cleared) {
       done.failed.push_back(std::move(cleared.error()));
+      continue;
+    }
+    std::move(cleared->removed.begin(), cleared->removed.end(), std::back_inserter(done.removed));
+    std::move(cleared->failed.begin(), cleared->failed.end(), std::back_inserter(done.failed));
   }
   return done;
 }

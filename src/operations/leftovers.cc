@@ -53,10 +53,11 @@ Result<void> clear_half_image(const std::string& path, bool keep_complete) {
   std::map<std::string, std::vector<NeededFile>> files;
   for (const Leftover& leftover : find_leftovers(path))
     files[leftover.path] = files_of_half(leftover.path);
-  STASIS_TRY_ASSIGN(const auto removed, clear_leftovers(path, keep_complete, needed));
-  for (const std::string& gone : removed)
+  STASIS_TRY_ASSIGN(auto cleared, clear_leftovers(path, keep_complete, needed));
+  for (const std::string& gone : cleared.removed)
     remove_links(files[gone]);
-  return {};
+  if (cleared.failed.empty()) return {};
+  return fail(std::move(cleared.failed.front()));
 }
 
 Result<void> note_criu(Journal& journal, Pid criu) {

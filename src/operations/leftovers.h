@@ -21,6 +21,7 @@ void decide_swaps(const Group& group);
 
 // Removes the half of an image that a killed dump to `path` has left, with the names that CRIU has
 // given to files for it; see clear_leftovers() for what stays.
+// kNotPermitted for what another user may have put there: it stays, and nothing else.
 Result<void> clear_half_image(const std::string& path, bool keep_complete);
 
 // Enters the criu that has been started into the journal.

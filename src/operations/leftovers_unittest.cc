@@ -69,6 +69,19 @@ TEST_F(LeftoversTest, NamesThatCriuHasMadeGoWithTheHalfOfAnImage) {
   EXPECT_FALSE(fs::exists(top_ / "link"));
 }
 
+TEST_F(LeftoversTest, WhatStaysKeepsNothingElseFromBeingRemoved) {
+  const fs::path half = make_half();
+  ASSERT_EQ(::chmod(top_.c_str(), 0777), 0);
+  const fs::path planted = top_ / "img.partial-00";
+  fs::create_directory(planted);
+  std::ofstream(planted / "letters") << "another's";
+  const auto cleared = clear_half_image((top_ / "img").string(), false);
+  ASSERT_FALSE(cleared);
+  EXPECT_EQ(cleared.error().code, ErrorCode::kNotPermitted);
+  EXPECT_TRUE(fs::exists(planted / "letters"));
+  EXPECT_FALSE(fs::exists(half));
+}
+
 // Who may write beside the image may make such a half, which names any file.
 TEST_F(LeftoversTest, NamesInAnotherUsersHalfStay) {
   if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";

@@ -218,10 +218,15 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
 }
 
 // The half of an image that a killed dump has left.
-Result<void> clear_image(const JournalRecord& record, RecoverReport& report) {
+Result<void> clear_image(const Environment& env, const JournalRecord& record,
+                         RecoverReport& report) {
   if (record.operation != "dump" || record.image.empty()) return {};
   STASIS_TRY(fault(FaultPoint::kRecoverImage));
-  STASIS_TRY(clear_half_image(record.image, report.processes.empty()));
+  auto cleared = clear_half_image(record.image, report.processes.empty());
+  // Of what another user has put there a recovery is not to hang for ever.
+  if (!cleared && cleared.error().code != ErrorCode::kNotPermitted) return cleared;
+  if (!cleared)
+    env.tell(fmt::format("what a killed dump has left stays: {}", cleared.error().to_string()));
   report.image_kept = !report.processes.empty() && ImageReader::open(record.image).has_value();
   return fault(FaultPoint::kRecoverImageDone);
 }
@@ -266,7 +271,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   auto others = let_others_go(record);
   STASIS_TRY(recover_targets(env, record, report));
   if (!others) return others;
-  return clear_image(record, report);
+  return clear_image(env, record, report);
 }
 
 // A word about what a killed resume has left suspended: its user waits for it.

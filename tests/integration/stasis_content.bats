@@ -313,6 +313,24 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   restored_verifies
 }
 
+@test "what others have put beside a half image keeps no recover from its work" {
+  need_fault_points
+  mkdir -m 777 "$BATS_TEST_TMPDIR/open"
+  image=$BATS_TEST_TMPDIR/open/image
+  mkdir "$image.partial-00"
+  echo stays >"$image.partial-00/letters"
+  start_agent memory --size 24M
+  killed_at criu.started dump "$TARGET" --images-dir "$image"
+  done_by recover --all
+  assert_contains "$err" "what a killed dump has left stays: cannot remove $image.partial-00"
+  target_goes_on
+  assert_equal "$(ls "$BATS_TEST_TMPDIR/open")" image.partial-00
+  assert_equal "$(cat "$image.partial-00/letters")" stays
+  capture stasis recover --all
+  assert_contains "$out$err" "nothing to recover"
+  target_verifies
+}
+
 # bats test_tags=long
 @test "a dump that is killed at any step leaves a job that recover makes run" {
   need_fault_points
