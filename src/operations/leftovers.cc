@@ -60,6 +60,13 @@ Result<void> clear_half_image(const std::string& path, bool keep_complete) {
   return fail(std::move(cleared.failed.front()));
 }
 
+Result<void> clear_or_tell(const Environment& env, const std::string& path, bool keep_complete) {
+  auto cleared = clear_half_image(path, keep_complete);
+  if (cleared || cleared.error().code != ErrorCode::kNotPermitted) return cleared;
+  env.tell(fmt::format("what a killed dump has left stays: {}", cleared.error().to_string()));
+  return {};
+}
+
 Result<void> note_criu(Journal& journal, Pid criu) {
   STASIS_TRY_ASSIGN(auto info, proc::ProcFs().process(criu));
   return journal.note_criu(info.id());

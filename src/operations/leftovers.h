@@ -21,8 +21,11 @@ void decide_swaps(const Group& group);
 
 // Removes the half of an image that a killed dump to `path` has left, with the names that CRIU has
 // given to files for it; see clear_leftovers() for what stays.
-// kNotPermitted for what another user may have put there: it stays, and nothing else.
+// kNotPermitted if something stays that another user may have put there; the rest is removed.
 Result<void> clear_half_image(const std::string& path, bool keep_complete);
+// The same, where what stays is told and is no failure: others could keep an operation from its
+// end.
+Result<void> clear_or_tell(const Environment& env, const std::string& path, bool keep_complete);
 
 // Enters the criu that has been started into the journal.
 Result<void> note_criu(Journal& journal, Pid criu);

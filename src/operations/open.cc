@@ -198,7 +198,8 @@ class Opening {
       journal_->finish();
       return ready;
     }
-    if (journal_->left().operation == "dump") (void)clear_half_image(journal_->left().image, false);
+    if (journal_->left().operation == "dump")
+      (void)clear_or_tell(env_, journal_->left().image, false);
     return {};
   }
 

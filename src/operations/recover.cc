@@ -222,11 +222,7 @@ Result<void> clear_image(const Environment& env, const JournalRecord& record,
                          RecoverReport& report) {
   if (record.operation != "dump" || record.image.empty()) return {};
   STASIS_TRY(fault(FaultPoint::kRecoverImage));
-  auto cleared = clear_half_image(record.image, report.processes.empty());
-  // Of what another user has put there a recovery is not to hang for ever.
-  if (!cleared && cleared.error().code != ErrorCode::kNotPermitted) return cleared;
-  if (!cleared)
-    env.tell(fmt::format("what a killed dump has left stays: {}", cleared.error().to_string()));
+  STASIS_TRY(clear_or_tell(env, record.image, report.processes.empty()));
   report.image_kept = !report.processes.empty() && ImageReader::open(record.image).has_value();
   return fault(FaultPoint::kRecoverImageDone);
 }
