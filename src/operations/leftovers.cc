@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <thread>
@@ -61,6 +63,12 @@ Result<void> clear_half_image(const std::string& path, bool keep_complete) {
 }
 
 Result<void> clear_or_tell(const Environment& env, const std::string& path, bool keep_complete) {
+  const std::string folder = std::filesystem::path(path).parent_path();
+  if (struct stat info{};
+      ::stat(folder.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    env.tell(fmt::format("the folder to which the killed dump wrote is not there: {}", folder));
+    return {};
+  }
   auto cleared = clear_half_image(path, keep_complete);
   if (cleared || cleared.error().code != ErrorCode::kNotPermitted) return cleared;
   env.tell(fmt::format("what a killed dump has left stays: {}", cleared.error().to_string()));

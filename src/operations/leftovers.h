@@ -23,8 +23,8 @@ void decide_swaps(const Group& group);
 // given to files for it; see clear_leftovers() for what stays.
 // kNotPermitted if something stays that another user may have put there; the rest is removed.
 Result<void> clear_half_image(const std::string& path, bool keep_complete);
-// The same, where what stays is told and is no failure: others could keep an operation from its
-// end.
+// The same, where it is told, and is no failure, that something stays, since others could keep an
+// operation from its end, or that the folder of the image has gone.
 Result<void> clear_or_tell(const Environment& env, const std::string& path, bool keep_complete);
 
 // Enters the criu that has been started into the journal.

@@ -331,6 +331,22 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   target_verifies
 }
 
+@test "a killed dump is recovered though the folder of its image has gone, of living programs and of dead ones" {
+  need_fault_points
+  for each in living dead; do
+    mkdir "$BATS_TEST_TMPDIR/goes"
+    start_agent memory --size 24M
+    killed_at criu.started dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/goes/image"
+    rm -r "$BATS_TEST_TMPDIR/goes"
+    [ $each = living ] || end_targets
+    done_by recover --all
+    assert_contains "$err" "the folder to which the killed dump wrote is not there: $BATS_TEST_TMPDIR/goes"
+    capture stasis recover --all
+    assert_contains "$out$err" "nothing to recover"
+    [ $each = dead ] || { target_goes_on && target_verifies; } || return 1
+  done
+}
+
 # bats test_tags=long
 @test "a dump that is killed at any step leaves a job that recover makes run" {
   need_fault_points
