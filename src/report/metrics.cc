@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <ctime>
 #include <functional>
+#include <random>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -172,8 +173,10 @@ Result<std::string> read_own(const UniqueFd& directory, const std::string& name)
 }
 
 Result<void> replace(const UniqueFd& directory, const std::string& name, const std::string& text) {
-  const std::string next = "." + name + ".new";  // the collector reads "*.prom"
-  (void)::unlinkat(directory.get(), next.c_str(), 0);
+  std::string next = "." + name + ".new";  // the collector reads "*.prom"
+  // Where others may write, what has that name may be one that is not ours to remove.
+  if (::unlinkat(directory.get(), next.c_str(), 0) != 0 && errno != ENOENT)
+    next += fmt::format("-{:08x}", std::random_device()());
   STASIS_TRY_ASSIGN(
       auto file, open_file(directory.get(), next, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644));
   auto done = write_all(file.get(), text.data(), text.size(), next);

@@ -130,6 +130,16 @@ TEST_F(Metrics, WriteThroughNoLinkAndNoFifo) {
   EXPECT_FALSE(add_metrics(dir_, "dump", figures()));
 }
 
+TEST_F(Metrics, AreWrittenBesideWhatCannotBeRemoved) {
+  const std::string in_the_way = top_ + "/." + file_ + ".new";
+  ASSERT_EQ(::mkdir(in_the_way.c_str(), 0755), 0);
+  for (const auto* count : {"1", "2"}) {
+    ASSERT_TRUE(add_metrics(dir_, "dump", figures()));
+    EXPECT_EQ(value("stasis_operations_total", ",result=\"ok\""), count);
+  }
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(top_), {}), 2);
+}
+
 TEST_F(Metrics, DoNotWaitLongForAnothersLock) {
   const UniqueFd other(::open(top_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
