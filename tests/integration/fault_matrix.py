@@ -74,7 +74,7 @@ SCENARIOS = (
     Scenario("dump by the agent", "dump", "group.opened", None, True),
     Scenario("dump --base by the agent", "dump", "content.link", "content.synced", True),
     Scenario("dump --leave-running by the agent", "dump", "direct.prepared", None, True),
-    Scenario("dump --leave-running --pre-copy=on by the agent", "dump", "direct.precopy_state", "direct.closed", True),
+    Scenario("dump --leave-running --pre-copy=on by the agent", "dump", "direct.copied_ahead", "direct.closed", True),
     Scenario("restore by the agent", "restore", "restore.held", None, True),
     Scenario("restore --leave-suspended by the agent", "restore", "criu.post-restore", None, True),
     Scenario("recover a suspend by the agent", "recover", None, None, True),

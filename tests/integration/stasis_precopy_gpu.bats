@@ -81,7 +81,7 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
 
 @test "a dump that fails, or is killed, while it pre-copies GPU memory, leaves the program as it was, and no image" {
   start_under_agent churn --size 48M --threads 2
-  STASIS_FAULT=direct.precopy_state:error ahead --path direct
+  STASIS_FAULT=direct.copied_ahead:error ahead --path direct
   ((status != 0))
   assert_contains "$err" "as it was"
   target_goes_on
