@@ -12,9 +12,9 @@
 #include "direct/gpu_memory.h"
 #include "image/image_reader.h"
 #include "operations/image_report.h"
+#include "operations/machine_checks.h"
 #include "operations/operations.h"
 #include "operations/restore_checks.h"
-#include "operations/tcp_ports.h"
 
 namespace stasis {
 namespace {
@@ -116,27 +116,28 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   enter("criu", criu ? Result<void>() : fail(criu.error()));
   if (env != nullptr) {
     const auto old_gpus = gpus_of(out.manifest);
+    if (!old_gpus) enter("gpus", fail(old_gpus.error()));
     auto same = check_driver(env->driver, out.manifest);
     const bool known = same.has_value();
     enter("driver", std::move(same));
     RestoreOptions restore;
     restore.gpu_map = options.gpu_map;
-    if (!old_gpus) {
-      enter("gpus", fail(old_gpus.error()));
-    } else if (known) {
+    if (old_gpus && known) {
       const auto pairs = plan_gpus(*env, out.manifest, *old_gpus, restore);
       enter("gpus", pairs ? Result<void>() : fail(pairs.error()));
     }
   }
   const std::uint64_t elsewhere = out.content ? out.content->all.bytes : 0;
-  enter("host-memory", check_host_memory(out.manifest, elsewhere,
-                                         out.manifest.criu_options.cgroups == CgroupMode::kIgnore,
-                                         env ? std::min(elsewhere, mover_memory(*env, {})) : 0));
-  enter("process-numbers", check_numbers(out.manifest));
-  enter("tcp-ports", check_ports(image));
-  enter("open-files", check_files(image));
+  const MachineCheckInput input{
+      .image = image,
+      .elsewhere = elsewhere,
+      .in_our_cgroup = out.manifest.criu_options.cgroups == CgroupMode::kIgnore,
+      .ours = env ? std::min(elsewhere, mover_memory(*env, {})) : 0,
+      .tcp_close = out.manifest.criu_options.tcp_close,
+      .addresses = {}};
+  for (const MachineCheck& each : kMachineChecks)
+    enter(each.id, each.check(input));
   out.used_up = files_used_up(image);
-  enter("addresses", check_addresses(out.manifest, out.manifest.criu_options.tcp_close));
   phases.begin("verify");
   auto content =
       image.verify(progress, interrupt,
@@ -144,7 +145,6 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   if (!content && content.error().code == ErrorCode::kInterrupted)
     return fail(std::move(content.error()));
   enter(options.verify ? "checksums" : "files", std::move(content));
-  enter("permissions", check_rights(image));
   return out;
 }
 

@@ -20,6 +20,7 @@
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
+#include "operations/machine_checks.h"
 #include "operations/neighbours.h"
 #include "operations/part_links.h"
 #include "operations/refusals.h"
@@ -28,7 +29,6 @@
 #include "operations/restored_job.h"
 #include "operations/rollback.h"
 #include "operations/socket_state.h"
-#include "operations/tcp_ports.h"
 #include "proc/next_numbers.h"
 
 namespace stasis {
@@ -233,13 +233,16 @@ class RestoreRun {
     const std::uint64_t elsewhere = content_bytes();
     const std::uint64_t to_copy =
         options_.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env_, {}));
-    STASIS_TRY(check_host_memory(manifest(), elsewhere, in_our_cgroup(), to_copy));
-    STASIS_TRY(check_rights(*image_));
-    STASIS_TRY(check_numbers(manifest()));
-    STASIS_TRY(check_addresses(manifest(), criu_options_.tcp_close, options_.addresses));
-    STASIS_TRY(wait_for_ports(env_, *image_, options_.addresses));
-    STASIS_TRY(check_ports(*image_, options_.addresses));
-    return check_files(*image_);
+    const MachineCheckInput input{.image = *image_,
+                                  .elsewhere = elsewhere,
+                                  .in_our_cgroup = in_our_cgroup(),
+                                  .ours = to_copy,
+                                  .tcp_close = criu_options_.tcp_close,
+                                  .addresses = options_.addresses,
+                                  .waits = &env_};
+    for (const MachineCheck& each : kMachineChecks)
+      STASIS_TRY(each.check(input));
+    return {};
   }
 
   Result<void> verify() {

@@ -214,6 +214,21 @@ s.bind((sys.argv[1], int(sys.argv[2]))); s.listen(); open(sys.argv[3], "w"); tim
   [[ $out == *not-permitted* || $err == *not-permitted* ]]
 }
 
+@test "of several reasons, inspect gives that one first for which a restore is refused" {
+  start_target memory --size 4M
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  chmod -R a+rX "$image"
+  let_others_in
+  local other=(setpriv --reuid 65534 --regid 65534 --clear-groups env "STASIS_STATE_DIR=$BATS_TEST_TMPDIR/other")
+  capture "${other[@]}" "$(command -v stasis)" inspect "$image" --json
+  assert_equal "$(check_of process-numbers)" pid-in-use
+  assert_equal "$(check_of permissions)" not-permitted
+  local inspected=$status
+  capture "${other[@]}" "$(command -v stasis)" restore "$image" --detach
+  assert_equal "$status" "$inspected"
+  target_verifies
+}
+
 @test "a log that may not be read is not one without errors" {
   start_target memory --size 1M
   dump_it
