@@ -155,13 +155,23 @@ class DumpRun {
   bool may_try_again(const Error& error) const {
     // The other parts of a group know of one try.
     if (options_.part != nullptr) return false;
-    const bool passes = criu_was_asked_ || error.retry == Retry::kSame;
+    const bool passes = stage_ >= Stage::kWriting || error.retry == Retry::kSame;
     if (error.code != ErrorCode::kBusy || !passes || !env_.interrupt.check()) return false;
     (void)::unlink(writer_->failed_log_path().c_str());
     return true;
   }
 
  private:
+  // How far it has come, which decides what a failure leaves.
+  enum class Stage {
+    kPreparing,
+    kQuiescing,
+    kQuiesced,
+    kWriting,   // CRIU has gone on
+    kAgreeing,  // the image is whole, and other parts of the group may not have theirs
+    kComplete,
+  };
+
   bool ends() const { return options_.after == AfterDump::kKill; }
   bool goes_on() const { return options_.after == AfterDump::kRunning; }
   // Past the processes' own memory.
@@ -299,11 +309,12 @@ class DumpRun {
     QuiesceOptions how{options_.timeout, options_.ignore_obstacles, true, options_.path, into,
                        goes_on()};
     how.part = options_.part;
+    stage_ = Stage::kQuiescing;
     auto stopped = quiesce(env_, *opened_, how, phases_);
-    asked_in_vain_ = !stopped;
     // Also of those whom the driver has by then, if that was not all of them.
     needed_ = use_of(group());
     if (!stopped) return stopped;
+    stage_ = Stage::kQuiesced;
     STASIS_TRY(connections_.lock(criu_options_, manifest_, phases_));
     STASIS_TRY(watch_.refuse_held_up(group()));
     answers_ = ask_processes(root_);
@@ -313,7 +324,7 @@ class DumpRun {
     keep_partial_image();
     STASIS_TRY(host_.begin(group(), writer_->dir(), *criu_));
     phases_.begin("criu");
-    criu_was_asked_ = true;
+    stage_ = Stage::kWriting;
     if (const ContentRecord* content = opened_->direct.content())
       manifest_.content = *content;
     else
@@ -381,7 +392,7 @@ class DumpRun {
     if (ends()) STASIS_TRY(note_ending(*opened_));
     STASIS_TRY(fault(FaultPoint::kDumpEnding));
     STASIS_TRY(complete_group());
-    complete_ = true;
+    stage_ = Stage::kComplete;
     return {};
   }
 
@@ -390,9 +401,8 @@ class DumpRun {
   Result<void> complete_group() {
     if (options_.part == nullptr) return {};
     phases_.begin("agree");
-    waits_for_others_ = true;
+    stage_ = Stage::kAgreeing;
     STASIS_TRY(options_.part->finish());
-    waits_for_others_ = false;
     fault_only(FaultPoint::kPartDone);
     commit();
     phases_.begin("finish");
@@ -413,7 +423,7 @@ class DumpRun {
 
   // After CRIU has failed. No error: the image is complete, and what was left of the job is ended.
   Result<void> take_back(Error why) {
-    if (complete_ && options_.part != nullptr) return end_as_agreed(why);
+    if (stage_ == Stage::kComplete && options_.part != nullptr) return end_as_agreed(why);
     // First the job, then the disk: removing a large image takes seconds.
     const Error first = why;
     why = told(std::move(why));
@@ -424,13 +434,13 @@ class DumpRun {
     host_.stop();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
-    if (!complete_ || !ends() || !any_has_ended(group(), back.has_value())) {
+    if (stage_ != Stage::kComplete || !ends() || !any_has_ended(group(), back.has_value())) {
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened_->journal->record().ending.empty()) (void)opened_->journal->note_ending({});
       Error failed = rolled_back(env_, *opened_, std::move(why), std::move(back));
       keep_partial_image();
       // All parts may have ended, but this one did not hear so: its image belongs to theirs.
-      if (waits_for_others_ && !options_.part->knows_outcome()) {
+      if (stage_ == Stage::kAgreeing && !options_.part->knows_outcome()) {
         commit();
         failed.remedy += fmt::format(
             "{}the image {} is kept: if the other parts have theirs and have ended, end this one, "
@@ -440,7 +450,8 @@ class DumpRun {
       }
       (void)writer_->discard();
       // Nothing went wrong in CRIU, so its log says nothing.
-      if (first.code == ErrorCode::kInterrupted || asked_in_vain_ || waits_for_others_)
+      if (first.code == ErrorCode::kInterrupted || stage_ == Stage::kQuiescing ||
+          stage_ == Stage::kAgreeing)
         (void)::unlink(writer_->failed_log_path().c_str());
       return fail(std::move(failed));
     }
@@ -579,10 +590,7 @@ class DumpRun {
   Manifest manifest_;
   std::vector<GpuUse> needed_;  // of the GPUs' memory, to bring all back
   std::uint64_t direct_bytes_ = 0;
-  bool asked_in_vain_ = false;   // the job could not be stopped
-  bool criu_was_asked_ = false;  // it has gone on with the tree quiesced
-  bool complete_ = false;
-  bool waits_for_others_ = false;
+  Stage stage_ = Stage::kPreparing;
   AskedStates answers_;
   DumpReport report_;
   std::optional<ImageWatcher> watcher_;
