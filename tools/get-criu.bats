@@ -24,7 +24,7 @@ setup() {
 make_deb() {
   local dir=$SCRATCH/$2 file=$2_$3_amd64.deb
   mkdir -p "$dir/DEBIAN" "$REPO/dists/$1/main/binary-amd64"
-  printf 'Package: %s\nVersion: %s\nArchitecture: amd64\nMaintainer: nobody <nobody@example.org>\nDescription: test\n%s' \
+  printf 'Package: %s\nVersion: %s\nArchitecture: amd64\nMaintainer: tests <tests@example.org>\nDescription: test\n%s' \
     "$2" "$3" "${4:+Depends: $4
 }" >"$dir/DEBIAN/control"
   dpkg-deb --root-owner-group -b "$dir" "$REPO/pool/$file" >/dev/null
@@ -254,7 +254,7 @@ last_line() { printf '%s\n' "$output" | tail -n 1; }
   [[ $output == *"Check-Valid-Until"* ]]
 }
 
-@test "packages signed by somebody else are refused" {
+@test "packages signed with another key are refused" {
   need_mirror
   get_criu --force-private --prefix "$T/criu" --mirror "file:$REPO" --keyring "$SCRATCH/wrong.gpg" --suite "$SUITE"
   [ "$status" -eq 1 ]

@@ -287,7 +287,7 @@ TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
   }
 }
 
-// Nobody has copied anything: the memory itself is kept while all that used it is gone.
+// The tool has copied nothing: the agent keeps the memory itself while all that used it is gone.
 TEST_F(AgentThread, TakesWhatItPinnedAsTheContent) {
   const auto open_now = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
@@ -318,7 +318,7 @@ TEST_F(AgentThread, TakesWhatItPinnedAsTheContent) {
   }
 }
 
-// Somebody else's handler of forks takes its time, and the thread in it has the agent's locks. A
+// The program's own handler of forks takes its time, and the thread in it has the agent's locks. A
 // tool keeps that thread still then.
 std::atomic<int> g_in_fork{0};  // 1: the next one waits; 2: it does; 0: it goes on
 void wait_in_fork() {

@@ -1,5 +1,5 @@
-// A program that asks nobody for the driver's functions: the loader has bound them. Verifies 16 MiB
-// of device memory over and over, writes the number of each round to the file that its argument
+// A program that does not look up the driver's functions: the loader has bound them. Verifies 16
+// MiB of device memory over and over, writes the number of each round to the file that its argument
 // names, and ends with status 0 on SIGTERM if all of it was right.
 #include <unistd.h>
 

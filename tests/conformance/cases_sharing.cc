@@ -219,7 +219,7 @@ std::vector<Case> sharing_cases() {
       {"map_gpus", "a partial map or one that is no bijection is refused; a swap works", map_gpus},
       {"map_hidden_gpus", "the map must name GPUs that CUDA_VISIBLE_DEVICES hides",
        map_hidden_gpus},
-      {"ipc_exported", "an IPC handle that nobody opened is no obstacle", ipc_exported},
+      {"ipc_exported", "an IPC handle that no process opened is no obstacle", ipc_exported},
       {"ipc_closed", "nor is one that was closed again", ipc_closed},
       {"ipc_open", "memory open in another process: the checkpoint succeeds, the restore fails",
        ipc_open},

@@ -103,7 +103,7 @@ class Sharer:
             write_status(f"{status}.{self.number}", f"round {number}\n")
             if self.number == self.count:
                 write_status(status, f"round {number} ok\n")
-            # At rest for most of the time: so are the processors, for the tests beside this one.
+            # Asleep for most of the time: the processors are free for the tests beside this one.
             time.sleep(min(max(0.02, 4 * (time.monotonic() - begun)), 0.25))
 
 

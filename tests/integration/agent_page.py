@@ -1,7 +1,7 @@
 """The page that the agent in a process keeps, from outside (include/abi/agent_protocol.h).
 
   agent_page.py PID state            prints it: 0 running, 1 closed, 2 evicted, 3 held, 4 filling
-  agent_page.py PID copied-ahead     fails unless a tool has the program's memory mapped while it runs
+  agent_page.py PID precopied        fails unless a tool has the program's memory mapped while it runs
   agent_page.py PID idle             fails while it is at work for a tool
   agent_page.py PID closing MS       waits until it is closing its gate, and was given more than MS for that; fails after
                                      a minute
@@ -149,7 +149,7 @@ def main():
         os.kill(int(sys.argv[1]), signal.SIGSTOP)
     elif what == "state":
         print(number(page, STATE))
-    elif what == "copied-ahead":
+    elif what == "precopied":
         sys.exit(number(page, COPIED_AHEAD) not in (2, 3))
     elif what == "seals":
         print(fcntl.fcntl(file, fcntl.F_GET_SEALS))

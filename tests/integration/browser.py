@@ -14,7 +14,7 @@ Prints one JSON object:
 
 With --screenshots, DIR gets a picture of each view, one with something in focus, and the page as a PDF file.
 
-Talks over two pipes, so that no library is needed and nobody else can reach the browser.
+Talks over two pipes, so that no library is needed and no other program can reach the browser.
 """
 
 import base64

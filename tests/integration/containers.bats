@@ -32,7 +32,7 @@ with() {
     options=()
     # Debian 12's was built without libcriu.
     [[ $(crun --version) == *+CRIU* ]] || skip "$(crun --version | head -n 1) was built without CRIU"
-    # Earlier ones do not look for a file of their own, and CRIU reads its own for whoever calls it.
+    # Earlier ones do not look for a file of their own, and CRIU reads its own for every caller.
     [[ $(printf '%s\n' 1.26 "$(crun --version | sed -n 's/^crun version //p')" | sort -V | head -n 1) == 1.26 ]] ||
       file=default.conf
   fi
@@ -52,7 +52,7 @@ teardown() {
   end_stasis
 }
 
-# engine ARGUMENT...: runc or crun, with our CRIU first and our /etc/criu, which nobody else sees. What it
+# engine ARGUMENT...: runc or crun, with our CRIU first and our /etc/criu, which no other process sees. What it
 # starts gets none of bats' open files: CRIU would have to save them.
 engine() {
   PATH=$(dirname "$(real_criu)"):$PATH timeout -k 5 90 \

@@ -2,7 +2,7 @@
 # plugins/criu, in the real CRIU, on the simulated driver: plain `criu dump` and `criu restore`.
 #
 # The cases "stuck:" are those in which CRIU's own plugin was seen to leave a job locked or without
-# its GPU, or CRIU saying that all is well. After each one nobody is stuck, and CRIU's exit status
+# its GPU, or CRIU saying that all is well. After each one no process is stuck, and CRIU's exit status
 # tells what happened.
 # Long because each case starts criu by hand with the same helpers.
 
@@ -92,7 +92,7 @@ fails() {
 
 names_plugin() { grep -q cuda_plugin "$image/inventory.img"; }
 
-# Nobody is locked, stopped or held, the workload goes on and finds all its memory right, and no
+# No process is locked, stopped or held, the workload goes on and finds all its memory right, and no
 # operation is on record.
 unharmed() {
   in_state running "$@"
@@ -408,7 +408,7 @@ script() {
   unharmed
 }
 
-@test "whoever comes while criu works is refused, and told what to do" {
+@test "a tool that comes while criu works is refused, and says what to do" {
   start_tree --size 8M
   local tool
   criu_works lock:delay=6s dump --leave-running --timeout 120 --tree "$TARGET"
@@ -450,7 +450,7 @@ script() {
   unharmed
 }
 
-@test "stuck: somebody else traces the process, so that it cannot be seized once it is locked" {
+@test "stuck: a debugger traces the process, so that it cannot be seized once it is locked" {
   start_target memory --size 8M
   python3 -IS -c 'import ctypes, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -582,7 +582,7 @@ time.sleep(120)' "$TARGET" >"$BATS_TEST_TMPDIR/tracer" 2>&1 3>&- &
   start_tree --size 8M
   STASIS_DRIVER_TIMEOUT=5000 STASIS_SIM_FAULTS="checkpoint:hang pid=${CHILDREN[1]}" criu_fails dump --tree "$TARGET"
   logged dump "[no-answer]"
-  # Nobody can take back what hangs while criu lives; the other one is back.
+  # The plugin cannot take back what hangs while criu lives; the other one is back.
   in_state running "${CHILDREN[0]}"
   done_by recover --all
   unharmed "${CHILDREN[@]}"
@@ -685,7 +685,7 @@ close_folders() {
   restored_verifies 4
 }
 
-# Where CRIU dies, nobody but `stasis recover` can help.
+# Where CRIU dies, only `stasis recover` can help.
 @test "stuck: criu is killed in the middle, after the checkpoint" {
   start_target memory --size 8M
   # CRIU's own fault point: it leaves without a word while it dumps the first process.

@@ -62,7 +62,7 @@ unused_pid() {
   echo "$pid"
 }
 
-# A process that has ended and that nobody collects: sets ZOMBIE.
+# A process that has ended and that its parent does not collect: sets ZOMBIE.
 start_zombie() {
   python3 -IS -c '
 import os, sys, time

@@ -65,7 +65,7 @@ unharmed() {
 
 # --- This machine
 
-@test "no trial is made on a GPU that somebody uses: one that was suspended before could lose it" {
+@test "no trial is made on a GPU that a process uses: one that was suspended before could lose it" {
   start_target memory --size 4M
   capture stasis doctor --json
   ((status == 0))
@@ -229,7 +229,7 @@ fd = os.pidfd_open(1)'
   assert_equal "$(json "len(d['error']['obstacles'])")" 2
 }
 
-@test "red: memory that the kernel shows nobody" {
+@test "red: memory that the kernel shows to no other process" {
   start_with 'fd = libc.syscall(447, 0)
 if fd < 0: open(folder + "/skip", "w").close()'
   [[ ! -e $BATS_TEST_TMPDIR/skip ]] || skip "this kernel has no memfd_secret"
@@ -256,7 +256,7 @@ b = a.accept(); time.sleep(300)' "$BATS_TEST_TMPDIR/port" 3>&- &
   done_by dump "$TARGET" --images-dir "$image" --leave-running --tcp-established --network-lock skip
 }
 
-@test "red: a datagram socket connected to somebody outside, and not with --ext-unix-sk" {
+@test "red: a datagram socket connected to a process outside, and not with --ext-unix-sk" {
   python3 -IS -c 'import socket, sys, time
 a = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind(sys.argv[1]); time.sleep(300)' "$BATS_TEST_TMPDIR/outside" 3>&- &
   at_end_kill $!
@@ -287,7 +287,7 @@ if not os.fork(): time.sleep(300)'
   unharmed
 }
 
-@test "red: somebody traces it; managed memory" {
+@test "red: a debugger traces it; managed memory" {
   start_target managed
   capture stasis doctor "$TARGET" --no-trial --json
   ((status == 1))

@@ -1,4 +1,4 @@
-"""Changes the manifest of an image and closes it with the right checksum, as anybody could.
+"""Changes the manifest of an image and closes it with the right checksum, as any program could.
 
     edit_manifest.py DIR STATEMENTS
 

@@ -325,7 +325,7 @@ class Place:
     # --- What is left
 
     def mine(self, program=b""):
-        """Processes of this place, whoever has started them: all, or those of one program."""
+        """Processes of this place, whichever program has started them: all, or those of one program."""
         mark = f"STASIS_STATE_DIR={self.state}\0".encode()
         found = []
         for path in glob.glob("/proc/[0-9]*/cmdline"):

@@ -140,7 +140,7 @@ wait_until() {
 }
 
 # 20 ms. Starting a program for it takes a tenth of that time of a processor, which the tests that run beside
-# need. The pipe is nobody's but for that time: what a test starts does not inherit it.
+# need. The pipe is open only for that time: what a test starts does not inherit it.
 nap() {
   local pipe=$BATS_RUN_TMPDIR/nap nothing
   [[ -p $pipe ]] || mkfifo "$pipe" 2>/dev/null || { sleep 0.02; return; }

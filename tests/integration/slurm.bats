@@ -302,10 +302,10 @@ users_job() {
   local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
   chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} # where it is to write
   "${user[@]}" unshare --user --map-root-user true 2>/dev/null || skip "users may not make user namespaces here"
-  "${user[@]}" test -r "$STASIS_BUILD/lib/stasis/slurm/stasis.so" || skip "the user nobody cannot read the build folder"
+  "${user[@]}" test -r "$STASIS_BUILD/lib/stasis/slurm/stasis.so" || skip "the user 65534 cannot read the build folder"
   # The simulated GPUs are files, which root has had before.
   chown -R 65534 "$BATS_TEST_TMPDIR" "$SLURM_DIR"/gpus-n*
-  export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state-of-nobody
+  export STASIS_STATE_DIR=$BATS_TEST_TMPDIR/state-of-user
   JOB=$(cd "$BATS_TEST_TMPDIR" && "${user[@]}" sbatch --parsable --output="$log" --gres=gpu:1 --nodelist=n1 \
     --stasis-images="$images/%j" "$SLURM_SOURCE/job.sbatch" "$BATS_FILE_TMPDIR/count" "$BATS_TEST_TMPDIR/status" "$1")
   wait_until 120 has_counted 5

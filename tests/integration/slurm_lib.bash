@@ -24,7 +24,7 @@ start_slurm() {
   head -c 128 /dev/urandom >"$SLURM_DIR/munge.key"
   chmod 600 "$SLURM_DIR/munge.key"
   echo "required $STASIS_BUILD/lib/stasis/slurm/stasis.so task=$SLURM_SOURCE/stasis-task" >"$SLURM_DIR/plugstack.conf"
-  # Each node is a machine with GPUs of its own, to whoever looks through this driver.
+  # Each node is a machine with GPUs of its own, for every program that asks this driver.
   cat >"$SLURM_DIR/task-prolog" <<END
 #!/bin/sh
 echo "export STASIS_SIM_DIR=$SLURM_DIR/gpus-\$SLURMD_NODENAME"
@@ -95,7 +95,7 @@ some_port_taken() {
 # in_background COMMAND...: sets BACKGROUND to its process number.
 in_background() {
   (
-    # bats waits for whoever has one of its files open.
+    # bats waits for every process that has one of its files open.
     for fd in /proc/self/fd/*; do
       fd=${fd##*/}
       ((fd <= 2)) || eval "exec $fd>&-"

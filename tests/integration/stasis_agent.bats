@@ -121,7 +121,7 @@ END
 }
 
 @test "a program that closes the driver's library and opens it again is suspended and goes on" {
-  # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when nobody holds it.
+  # The simulated driver is linked to stay (DF_1_NODELETE); this copy goes when no library holds it.
   local copy=$BATS_TEST_TMPDIR/driver/libcuda.so.1
   mkdir "${copy%/*}"
   python3 -IS -c 'import struct, sys
@@ -267,7 +267,7 @@ heard() { python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
 
 # By a thread that calls no driver, which nothing keeps from that.
 # bats test_tags=long
-@test "a program that becomes another by exec while it stands still keeps nobody waiting" {
+@test "a program that becomes another by exec while it stands still does not keep the tool waiting" {
   local verb file start stopped said=$BATS_TEST_TMPDIR/said
   for verb in suspend "dump --leave-running --images-dir $BATS_TEST_TMPDIR/left"; do
     file=$BATS_TEST_TMPDIR/go.${verb%% *}
@@ -303,17 +303,17 @@ heard() { python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
   need_root "another user"
   start_doing plain
   chmod 711 "$BATS_TEST_TMPDIR"
-  local nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups) page how
-  local own=/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/}
-  "${nobody[@]}" "$STASIS_BUILD/bin/stasis" --version || skip "nobody may not run the program"
-  STASIS_STATE_DIR=$own refused_by 5 not-permitted "${nobody[@]}" "$STASIS_BUILD/bin/stasis" suspend "$TARGET"
+  local unprivileged=(setpriv --reuid=65534 --regid=65534 --clear-groups) page how
+  local own=/tmp/stasis-unprivileged-${BATS_RUN_TMPDIR##*/}
+  "${unprivileged[@]}" "$STASIS_BUILD/bin/stasis" --version || skip "another user may not run the program"
+  STASIS_STATE_DIR=$own refused_by 5 not-permitted "${unprivileged[@]}" "$STASIS_BUILD/bin/stasis" suspend "$TARGET"
   assert_contains "$err" "process $TARGET"
   rm -rf "$own"
   page=$(find "/proc/$TARGET/fd" -lname '*memfd:stasis-agent*')
   [[ -n $page ]]
   for how in '<' '<>'; do
     bash -c "exec 9$how$page"
-    capture "${nobody[@]}" bash -c "exec 9$how$page"
+    capture "${unprivileged[@]}" bash -c "exec 9$how$page"
     assert_contains "$err" "Permission denied"
   done
   in_state running

@@ -11,11 +11,11 @@ closed_there() {
   local done
   rm "$go"
   for done in "$go".done*; do wait_until 60 test ! -e "$done"; done
-  wait_until 60 nobody_has_it
+  wait_until 60 none_has_it
 }
-nobody_has_it() { [[ -z $(told_of_sharing) ]]; }
+none_has_it() { [[ -z $(told_of_sharing) ]]; }
 
-# What the doctor finds before anybody tries.
+# What the doctor finds before a tool tries.
 told_of_sharing() {
   capture stasis doctor "$TARGET" --no-trial --json
   json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'shared-gpu-memory'})"
@@ -41,7 +41,7 @@ told_of_sharing() {
   open_there
   pkill -KILL -P "$TARGET"
   # The agent learns of it by the end of a connection.
-  wait_until 30 nobody_has_it
+  wait_until 30 none_has_it
   cycle_by direct
   target_verifies
 }
@@ -139,7 +139,7 @@ open_beside() {
   in_state running
   # One that ends has closed it.
   kill -KILL "${OPENERS[0]}"
-  wait_until 30 nobody_has_it
+  wait_until 30 none_has_it
   cycle_alone driver --path driver
   cycle_alone direct
   target_verifies

@@ -78,7 +78,7 @@ END
   done
 }
 
-# One that was linked with the program, or with a library of that, and which nobody has opened by itself.
+# One that was linked with the program, or with a library of that, and which the program has not opened by itself.
 @test "a library that came as another's dependency may ask for the driver's functions" {
   local dir=$BATS_TEST_TMPDIR
   cat >"$dir/asks.c" <<'END'
@@ -264,7 +264,7 @@ END
   cycle_by direct
 }
 
-# It asks nobody for the calls: the loader has bound them.
+# It does not look up the calls: the loader has bound them.
 @test "a program that is linked with the driver is suspended by the direct path" {
   TARGET_LOG=$BATS_TEST_TMPDIR/target.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # Dumps of programs that have the agent: the content of their GPU memory goes straight into the image,
-# and nobody else has it from then on. On the simulated driver with the real CRIU.
+# and no process has it from then on. On the simulated driver with the real CRIU.
 # Long because each test dumps the same kind of program, and reads its image with the same helpers.
 
 load helpers
@@ -506,7 +506,7 @@ resumed_in_vain() {
 }
 
 # bats test_tags=long
-@test "a pipe beside the image keeps nobody waiting" {
+@test "a pipe beside the image does not keep recover waiting" {
   need_fault_points
   start_agent memory --size 16M
   killed_at direct.held dump "$TARGET" --images-dir "$image"
@@ -583,7 +583,7 @@ resumed_in_vain() {
   done
 }
 
-@test "a trace that cannot be written is told with --json too, and keeps nobody waiting" {
+@test "a trace that cannot be written is told with --json too, and does not keep the tool waiting" {
   start_agent memory --size 16M
   capture timeout 60 stasis suspend "$TARGET" --json --trace /dev/full
   assert_equal "$status" 0
@@ -650,7 +650,7 @@ resumed_in_vain() {
   grep -qxF "fsync ${image%/*}" <(sed "1,/^rename ${image##*/}$/d" "$log")
 }
 
-@test "with --sync none nobody waits for the disk" {
+@test "with --sync none the tool does not wait for the disk" {
   start_agent memory --size 24M
   local log=$BATS_TEST_TMPDIR/synced
   LD_PRELOAD=$STASIS_BUILD/tests/sync_log.so SYNC_LOG=$log done_by dump "$TARGET" --images-dir "$image" --sync none

@@ -141,7 +141,7 @@ load agent_lib
   restored_verifies 4
 }
 
-@test "what somebody writes into the page of the agent does not lead it to other memory" {
+@test "what a process writes into the page of the agent does not lead it to other memory" {
   start_agent memory --size 24M
   agent_page forge # and is gone: the agent gives back the buffer that it made, not what the page says
   sleep 0.5

@@ -150,7 +150,7 @@ phases() { python3 -IS -c 'import json, sys; print(*(p["name"] for p in json.loa
     target_goes_on
     nothing_left
   done
-  # It runs before they are begun, also if nobody brings it back.
+  # It runs before they are begun, also if no tool brings it back.
   STASIS_FAULT=image.collected:kill capture timeout 60 stasis dump "$TARGET" --images-dir "$image.torn" --leave-running
   assert_equal "$status" 137
   in_state running
@@ -311,7 +311,7 @@ criu_that() {
   echo "$BATS_TEST_TMPDIR/criu"
 }
 at_criu_start() { test -e "$BATS_TEST_TMPDIR/criu-starts"; }
-# Nobody has touched it, and nothing is left of an attempt to.
+# The dump has not touched it, and nothing is left of an attempt to.
 untouched() {
   in_state running
   target_goes_on
@@ -345,7 +345,7 @@ untouched_yet() {
   in_state running
 }
 
-@test "a CRIU that fails at its start has touched nobody" {
+@test "a CRIU that fails at its start has touched no process" {
   need_root "CRIU"
   start_target memory --size 4M
   # Whatever was asked of the driver would fail otherwise.
@@ -364,7 +364,7 @@ untouched_yet() {
   untouched
 }
 
-@test "told to stop, or killed, while CRIU starts, a dump has touched nobody" {
+@test "told to stop, or killed, while CRIU starts, a dump has touched no process" {
   need_root "CRIU"
   start_target memory --size 4M
   local signal dump status

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # Fault points by themselves, and what tests/integration/fault_matrix.py cannot say of a single process: a tree
-# of which a killed dump has ended a part; who is refused while somebody works.
+# of which a killed dump has ended a part; which tool is refused while another works.
 
 load helpers
 load stasis_lib
@@ -78,7 +78,7 @@ untraced() { grep -q "^TracerPid:[[:space:]]*0" "/proc/$TARGET/status"; }
   target_verifies
 }
 
-@test "whoever comes second is refused, by whichever verb, until the first has ended or is recovered" {
+@test "the second tool is refused, by each verb, until the first has ended or is recovered" {
   start_target memory --size 4M
   STASIS_SIM_FAULTS="checkpoint:delay=120s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
   local tool=$!

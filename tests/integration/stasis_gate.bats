@@ -8,7 +8,7 @@ load agent_lib
 
 # --- The tool is killed
 
-# The program is held in front of its next call, and nobody says recover.
+# The program is held in front of its next call, and no tool recovers it.
 @test "a tool that is killed while the gate is closed leaves a program that goes on by itself" {
   start_agent memory --size 24M
   local caught=0 start=$SECONDS
@@ -259,7 +259,7 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
   target_verifies
 }
 
-# hold_page: somebody else is the agent's peer; sets HOLDER.
+# hold_page: another process is the agent's peer; sets HOLDER.
 hold_page() {
   python3 -IS -c 'import fcntl, os, sys, time
 for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
@@ -339,7 +339,7 @@ let_page_go() {
   wait_until 60 gpu_is_free
   done_by resume "$TARGET"
   target_goes_on
-  # Nobody knows that it was to run.
+  # No record says that it was to run.
   STASIS_FAULT=checkpoint.after:kill STASIS_SIM_FAULTS="transfer:delay=1s" capture stasis suspend "$TARGET"
   rm -r "${STASIS_STATE_DIR:?}/"*
   refused 6 wrong-state suspend "$TARGET"

@@ -222,7 +222,7 @@ END
   done
 }
 
-@test "a single rank of NCCL shares with nobody" {
+@test "a single rank of NCCL shares with no other process" {
   need_root "a network namespace of its own"
   # Others' tests have such sockets too, and a namespace keeps them apart.
   start_target() {

@@ -113,7 +113,7 @@ unlocks() { echo 3; }
 
 @test "a process that answers no question is named, by every verb, and left alone" {
   start_target memory --size 4M
-  # While the driver works for somebody it answers nobody else.
+  # While the driver works for one caller it answers no other.
   STASIS_SIM_FAULTS="lock:delay=600s" cuda-checkpoint --action lock --pid "$TARGET" >/dev/null 2>&1 3>&- &
   local locker=$!
   at_end_kill "$locker"

@@ -22,7 +22,7 @@ on_disk() {
 }
 
 @test "no room for the kernels' local memory at resume: said so, and it goes on when there is room" {
-  # A suspend sets a limit, and so does each try to resume: the tool's, another one if something came ahead, and
+  # A suspend sets a limit, and so does each try to resume: the tool's, another one if it has prefetched content, and
   # then the agent's own.
   STASIS_SIM_FAULTS="limit:oom@2; limit:oom@3" start_agent memory --size 16M
   done_by suspend "$TARGET"
@@ -129,7 +129,7 @@ END
   nothing_left
 }
 
-@test "a limit without room for the memory to copy through has nobody killed" {
+@test "under a limit without room for the memory to copy through the kernel kills no process" {
   need_root "CRIU"
   on_disk
   start_agent memory --size 64M

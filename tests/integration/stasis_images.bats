@@ -188,7 +188,7 @@ END
   sleep 100 3>&- &
   taken=$!
   at_end_kill "$taken"
-  [[ $taken == "$tid" ]] || skip "the number went to somebody else"
+  [[ $taken == "$tid" ]] || skip "the number went to another process"
   refused 11 pid-in-use restore --images-dir "$image" --detach
   assert_contains "$err" "$tid"
   assert_equal "$(find "$image/log" -name 'restore-*')" "" "CRIU was asked"

@@ -106,10 +106,10 @@ print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"
   told "saved to $dir/000004 .*of it written.*removed 000002"
   kill -KILL "$RUN"
   wait "$RUN" || true
-  wait_until 60 nobody_works
+  wait_until 60 job_has_gone
   local newest
   newest=$(find "$dir" -maxdepth 1 -regex '.*/[0-9]+' | sort | tail -1)
-  # One whose removal was killed, and the others: nobody misses it.
+  # One whose removal was killed, and the others: the job does without them.
   local image
   for image in "$dir"/0*; do [[ $image == "$newest" ]] || mv "$image" "$image.removing"; done
   rm -f "$dir"/0*.removing/gpu/data-*
@@ -129,8 +129,8 @@ print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"
   told "saved to $dir/[0-9]+ \([^,]*\) in"
 }
 
-# Neither the job nor who saves it.
-nobody_works() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
+# Neither the job nor its supervisor nor its worker.
+job_has_gone() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
 
 @test "a damaged base: what was in that file is written anew, and the job runs on" {
   start_agent

@@ -76,7 +76,7 @@ same_dump() { assert_equal "$(dump_of 0 "$1")" "$(dump_of 1 "$1")" "the dump of 
   go_on
   kill -KILL "${RUNS[@]}"
   wait "${RUNS[@]}" || true
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   begin_both
   said 0 "goes on from"
   said 1 "goes on from"

@@ -44,7 +44,7 @@ def take_turns(rounds=0):
             sysv.value += 1
             seen = counter.value
         assert libc.sem_post(semaphore) == 0
-        # By name, as somebody who comes now finds them.
+        # By name, as a process that comes now finds them.
         other = shared_memory.SharedMemory("stasis-counter")
         assert int.from_bytes(bytes(other.buf[:8]), "little") >= seen
         other.close()
@@ -81,7 +81,7 @@ PY
   saved=$(target_round "$status")
   saves 000001
   kill -KILL "$RUN"
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   ends_with 137
   start_run
   told "goes on from"

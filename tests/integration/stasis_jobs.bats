@@ -20,7 +20,7 @@ teardown() { end_stasis; }
   grep -q 'standing still for' "$RUN_LOG"
   target_goes_on
   kill -KILL "$RUN"
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   ends_with 137
   wait_until 60 gpu_is_free
   start_run
@@ -31,7 +31,7 @@ teardown() { end_stasis; }
   (($(target_round) >= before))
   kill -INT "$RUN" # not a signal to save: passed on, and the program has no handler
   ends_with 130
-  nobody_is_left
+  job_is_gone
   nothing_left
 }
 
@@ -41,7 +41,7 @@ teardown() { end_stasis; }
   kill -TERM "$RUN"
   ends_with 99
   told "saved to $images/000001 "
-  nobody_is_left
+  job_is_gone
   gpu_is_free
   local saved
   saved=$(target_round)
@@ -66,7 +66,7 @@ teardown() { end_stasis; }
   saves 000001
   target_goes_on
   kill -KILL "$RUN"
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   ends_with 137
   wait_until 60 gpu_is_free
   start_run
@@ -82,7 +82,7 @@ teardown() { end_stasis; }
   job_is_up
   saves 000001
   kill -KILL "$RUN"
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   ends_with 137
   chown -R 65433 "$images/000001"
   refused_by 5 not-permitted stasis run --images-dir "$images" -- "${job[@]}"
@@ -211,8 +211,8 @@ END
   grep -q "none of the images in $images is sound" "$RUN_LOG"
 }
 
-@test "what is left of an old image and cannot be removed is told, and is in nobody's way" {
-  # As on NFS, where somebody still has a file of it open.
+@test "what is left of an old image and cannot be removed is told, and does not hinder the next save" {
+  # As on NFS, where a process still has a file of it open.
   local busy=$images/000001.removing/busy
   mkdir -p "$busy" "$BATS_TEST_TMPDIR/mounted"
   mount --bind "$BATS_TEST_TMPDIR/mounted" "$busy"
@@ -285,7 +285,7 @@ END
   # A save that was cut short leaves nothing that hinders.
   wait_until 60 eval 'compgen -G "$images/*.partial-*" >/dev/null'
   kill -KILL "$RUN"
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   ends_with 137
   start_run --every 10m
   told "goes on from $images/"

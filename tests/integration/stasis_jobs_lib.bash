@@ -32,7 +32,7 @@ ends_with() {
   assert_equal "$status" "$1" "exit status ($(<"$RUN_LOG"))"
 }
 
-# The process of the job out here: below init, which is below stasis run, as is whoever saves it.
+# The process of the job out here: below init, which is below stasis run, as is the worker.
 job_pid() {
   local child pid
   for child in $(children_of "$RUN"); do
@@ -56,4 +56,4 @@ held_save() {
   rm "$STASIS_SIM_DIR/faults"
 }
 
-nobody_is_left() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }
+job_is_gone() { ! pgrep -f "stasis-workload .*$TARGET_STATUS" >/dev/null; }

@@ -82,7 +82,7 @@ END
   job_is_up
   saves 000001
   kill -KILL "$RUN"
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   ends_with 137
   export STASIS_SIM_FAULTS="checkpoint:delay=2s"
   start_run --grace 300ms
@@ -133,7 +133,7 @@ END
   held_save TERM 60s
   kill -KILL "$RUN"
   ends_with 137
-  wait_until 60 nobody_is_left
+  wait_until 60 job_is_gone
   start_run
   told "goes on from"
   target_goes_on
@@ -262,7 +262,7 @@ preempted_late() {
     wait_until 60 is_restored
     kill -TERM "$RUN"
     ends_with 75
-    nobody_is_left
+    job_is_gone
     gpu_is_free
     grep -q "$text" "$RUN_LOG" && return
     grep -q "SIGTERM: the restore is given up; the image stays" "$RUN_LOG"

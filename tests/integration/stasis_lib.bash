@@ -126,7 +126,7 @@ in_state() {
 }
 
 # held_up: some target is at this moment in a call of the driver that a fault draws out (docs/simulated-driver.md).
-# Neither `ps` nor the driver is asked: the driver answers nobody while it works for somebody.
+# Neither `ps` nor the driver is asked: the driver answers no caller while it works for another.
 # How many threads of this test's are in a call that a fault draws out.
 count_held_up() {
   local one count=0
@@ -163,7 +163,7 @@ print(json.load(sys.stdin)["gpus"][int(sys.argv[1])]["used_bytes"])' "$1"
 }
 gpu_is_free() { assert_equal "$(gpu_used)" 0 "GPU memory in use"; }
 
-# No record of an operation, no half image, no criu that somebody has to clear away.
+# No record of an operation, no half image, no criu that recover has to clear away.
 nothing_left() {
   local left
   # A lock file without a record, of a tool killed between the two, means nothing.

@@ -115,7 +115,7 @@ END
   told
 }
 
-# in_order TRACE: the mover was ready before the driver let anybody go on.
+# in_order TRACE: the mover was ready before the driver let any process go on.
 in_order() {
   python3 -IS - "$1" <<'END'
 import json, sys
@@ -127,7 +127,7 @@ assert early <= 0, f"one runs {early / 1e3:.1f} ms before the mover is ready"
 END
 }
 
-@test "at a resume and a restore the mover is ready before anybody runs, on no GPU but theirs" {
+@test "at a resume and a restore the mover is ready before any process runs, on no GPU but theirs" {
   local trace=$BATS_TEST_TMPDIR/trace
   export STASIS_SIM_GPUS=2x256M
   start_agent memory --size 24M

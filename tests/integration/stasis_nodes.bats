@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # A job of several nodes, each a PID, mount, network and UTS namespace of this machine with GPUs of its
-# own (simulated), and a tool in each: together at rest, or together on. The ranks of all nodes wait for
+# own (simulated), and a tool in each: together quiesced, or together on. The ranks of all nodes wait for
 # each other on their GPUs, every round.
 
 load helpers

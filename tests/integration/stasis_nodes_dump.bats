@@ -104,7 +104,7 @@ there_and_back() {
   assert_contains "$output" "is part node0 of 2"
 }
 
-@test "a network that is cut: the job does not come to rest, and goes on; later it is dumped and restored all the same" {
+@test "where the network is cut the tools do not quiesce the job, and it goes on; later they dump and restore it all the same" {
   start_joined_nodes 2 --size 256K --talk
   cut_off 1
   together 7 dump --timeout 2s --sync none

@@ -19,10 +19,10 @@ start_under_agent() {
   LD_PRELOAD=$agent start_target "$@"
   target_goes_on
 }
-# ahead [OPTION...]
-ahead() { capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on "$@"; }
-is_not_precopied() { ! python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead; }
-has_ahead() { [[ $(json '[p["name"] for p in d["phases"]]') == *"GPU pre-copy"* ]]; }
+# precopy [OPTION...]
+precopy() { capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on "$@"; }
+is_not_precopied() { ! python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" precopied; }
+was_precopied() { [[ $(json '[p["name"] for p in d["phases"]]') == *"GPU pre-copy"* ]]; }
 restored_goes_on() {
   kill -KILL "$TARGET"
   wait_until 60 number_is_free
@@ -33,9 +33,9 @@ restored_goes_on() {
 
 @test "of a program that writes little of its GPU memory, little is copied while it stands still" {
   start_under_agent memory --size 4M --still 96M --pause-ms 5
-  ahead --json
+  precopy --json
   assert_equal "$status" 0 "$err"
-  has_ahead
+  was_precopied
   (($(json 'd["precopied_bytes"]') >= 90 << 20))
   target_goes_on
   restored_goes_on
@@ -46,9 +46,9 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
 
 @test "what did not change stays on the GPU, and need not come back" {
   start_under_agent memory --size 4M --still 96M --pause-ms 5
-  STASIS_SIM_FAULTS=transfer:delay=120ms ahead --json
+  STASIS_SIM_FAULTS=transfer:delay=120ms precopy --json
   assert_equal "$status" 0 "$err"
-  has_ahead
+  was_precopied
   # All of it went over the bus before, in some dozen transfers; what comes back is a copy within the GPU and what has
   # changed. Where nothing stays there it takes three quarters of that time, and a fifth otherwise.
   echo "out $(ms_of "GPU pre-copy") ms, back $(ms_of "copy in") ms" >&2
@@ -59,9 +59,9 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
 
 @test "of a program that writes all of it, all is as it was at one instant" {
   start_under_agent memory --size 32M --pause-ms 1
-  STASIS_SIM_FAULTS=$SLOWLY ahead --json
+  STASIS_SIM_FAULTS=$SLOWLY precopy --json
   assert_equal "$status" 0 "$err"
-  has_ahead
+  was_precopied
   target_goes_on
   # What was copied and has changed takes no room.
   (($(du -s --block-size=1 "$image/gpu" | cut -f1) <= 40 << 20))
@@ -72,7 +72,7 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   # On a GPU that has room for no more.
   export STASIS_SIM_GPUS=1x56M
   start_under_agent churn --size 48M --threads 2
-  STASIS_SIM_FAULTS=$SLOWLY ahead
+  STASIS_SIM_FAULTS=$SLOWLY precopy
   assert_equal "$status" 0 "$err"
   assert_contains "$err" "has freed GPU memory while that was pre-copied"
   target_goes_on
@@ -81,7 +81,7 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
 
 @test "a dump that fails, or is killed, while it pre-copies GPU memory, leaves the program as it was, and no image" {
   start_under_agent churn --size 48M --threads 2
-  STASIS_FAULT=direct.copied_ahead:error ahead --path direct
+  STASIS_FAULT=direct.copied_ahead:error precopy --path direct
   ((status != 0))
   assert_contains "$err" "as it was"
   target_goes_on
@@ -89,7 +89,7 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   STASIS_SIM_FAULTS=transfer:delay=200ms setsid stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on \
     >/dev/null 2>&1 3>&- &
   local tool=$!
-  wait_until 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" copied-ahead
+  wait_until 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" precopied
   kill -KILL "$tool"
   wait "$tool" || true
   wait_until 5 is_not_precopied

@@ -57,7 +57,7 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   runs_on
 }
 
-@test "a dump that fails, or is killed, while it copies ahead, leaves the program as it was, and no image" {
+@test "a dump that fails, or is killed, while it pre-copies host memory, leaves the program as it was, and no image" {
   start_writer 80 0.1
   STASIS_FAULT=host.precopied:error capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on
   ((status != 0))

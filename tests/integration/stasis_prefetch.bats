@@ -19,8 +19,8 @@ start_agent() { LD_PRELOAD=$agent start_target "$@"; }
 # Time for it: the driver's restore takes so long. The verb that is traced is given behind it.
 with_time() { STASIS_SIM_FAULTS="restore:delay=${delay:-1s}" "$@" --trace "$trace"; }
 
-# came_ahead WHAT: of the MiB that came ahead in the verb of the trace. came_in: of those that came in their turn.
-came_ahead() { came "prefetch" "$1"; }
+# prefetched WHAT: of the MiB that the verb of the trace prefetched. came_in: of those that came in their turn.
+prefetched() { came "prefetch" "$1"; }
 came_in() { came "copy in" "$1"; }
 came() {
   python3 -IS -c '
@@ -40,7 +40,7 @@ sys.exit(0 if eval(sys.argv[3]) else f"{sys.argv[2]}: {mib} MiB")' "$trace" "$1"
   done
   dump_it --compress lz4
   with_time restore_it
-  came_ahead "mib >= 64"
+  prefetched "mib >= 64"
   target_goes_on
   restored_verifies
   gpu_is_free
@@ -53,14 +53,14 @@ sys.exit(0 if eval(sys.argv[3]) else f"{sys.argv[2]}: {mib} MiB")' "$trace" "$1"
   start_agent contexts
   dump_it
   with_time restore_it --device-map "$(swapped_gpus)"
-  came_ahead "mib > 0"
+  prefetched "mib > 0"
   target_goes_on
   restored_verifies
   rm -rf "$image"
   LD_PRELOAD=$agent start_tree --size 12M
   dump_it
   with_time restore_it
-  came_ahead "mib > 0"
+  prefetched "mib > 0"
   target_goes_on
   restored_verifies 3
 }
@@ -76,7 +76,7 @@ print(f"{a}={b},{b}={a}")'
   start_agent memory --size 512M
   dump_it
   with_time restore_it
-  came_ahead "mib == 0"
+  prefetched "mib == 0"
   target_goes_on
   done_by dump "$TARGET" --images-dir "$image.2" --leave-running --trace "$trace"
   came_in "mib > 64"
@@ -85,23 +85,23 @@ print(f"{a}={b},{b}={a}")'
 }
 
 # bats test_tags=long
-@test "somebody takes the GPU's last memory meanwhile: what came ahead makes room" {
+@test "a program takes the GPU's last memory meanwhile: prefetched content makes room" {
   export STASIS_SIM_GPUS=1x2G
   start_agent memory --size 256M
   dump_it
   restore_slowly "restore:delay=10s" "$image"
-  wait_until 60 all_came_ahead
-  # All but what came ahead and less than half of what is needed.
+  wait_until 60 all_is_prefetched
+  # All but what is prefetched and less than half of what is needed.
   start_hog $((2048 - 256 - 100))M
   has_ended "$RESTORE"
-  came_ahead "mib >= 256"
+  prefetched "mib >= 256"
   target_goes_on
   kill -KILL "$HOG"
   restored_verifies
 }
-all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
+all_is_prefetched() { (($(gpu_used) >= 256 << 20)); }
 
-@test "a mover that dies meanwhile is missed by nobody" {
+@test "where the mover dies meanwhile, the agent copies by itself" {
   start_agent memory --size 64M
   dump_it
   STASIS_SIM_FAULTS="restore:delay=1s; transfer:die@3" \
@@ -113,7 +113,7 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
   gpu_is_free
 }
 
-@test "content that proves wrong ahead is told when it is needed" {
+@test "prefetched content that proves wrong is told when it is needed" {
   start_agent memory --size 64M
   dump_it
   spoil_byte "$(compgen -G "$image/gpu/data-*" | head -1)" 5000
@@ -124,7 +124,7 @@ all_came_ahead() { (($(gpu_used) >= 256 << 20)); }
 }
 
 # bats test_tags=long
-@test "told to stop, or killed, in the midst of it: nobody is left halfway, and the image is whole" {
+@test "told to stop, or killed, in the midst of it: no process is left halfway, and the image is whole" {
   start_agent memory --size 64M
   dump_it
   local signal
@@ -159,7 +159,7 @@ some_is_used() { (($(gpu_used) > 0)); }
   at_end_kill "$dump"
   # The driver restores the process, and the agent has its memory to ask for yet.
   wait_until 60 works_on_it "$dump"
-  wait_until 60 all_came_ahead
+  wait_until 60 all_is_prefetched
   start_hog $((2048 - 256 - 100))M
   if wait "$dump"; then return 1; fi
   grep -q "rolled back: every process is as it was" "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out" >&2; return 1; }
@@ -197,9 +197,9 @@ both_go_on() {
 }
 uses_mib() { (($(gpu_used) >= $1 << 20)); }
 
-@test "who comes back beside it finds its room: what came ahead is let go of, and not held twice" {
+@test "a program that comes back beside it finds its room: prefetched content is let go of, and not held twice" {
   two_on_one_gpu
-  # While the driver restores the one, the other has all of its memory twice, if it has it ahead: from
+  # While the driver restores the one, the other has all of its memory twice, if it is prefetched: from
   # the 65th copy on, which takes that long.
   STASIS_SIM_FAULTS="restore:delay=4s" stasis resume "$B" >"$image.out" 2>&1 3>&- &
   local b=$!
@@ -212,7 +212,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
 }
 
 # bats test_tags=long
-@test "who comes back while another has its memory twice waits for that" {
+@test "a program that comes back while another has its memory twice waits for that" {
   two_on_one_gpu
   restore_slowly "restore:delay=1s; transfer:delay=3s@65" "$image"
   wait_until 60 uses_mib 256
@@ -222,7 +222,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
 }
 
 # bats test_tags=long
-@test "of two that come back at the same time one has content ahead" {
+@test "of two that come back at the same time one has its content prefetched" {
   export STASIS_SIM_GPUS=1x4G
   start_agent memory --size 128M
   A_STATUS=$TARGET_STATUS
@@ -238,8 +238,8 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   has_ended "$a"
   has_ended "$RESTORE"
   both_go_on
-  came_ahead "mib == 128"
-  trace=$trace.2 came_ahead "mib == 0"
+  prefetched "mib == 128"
+  trace=$trace.2 prefetched "mib == 0"
 }
 
 # Two programs in a tree: one that the driver moves, one whose content stays where it is. Sets TARGET, and pair for

@@ -30,7 +30,7 @@ unharmed() {
     # shellcheck disable=SC2086
     refused 3 no-such-process $verb 2147483647
     # shellcheck disable=SC2086
-    refused 3 no-such-process $verb nobody # the name of a job
+    refused 3 no-such-process $verb no-such-job # the name of a job
   done
   no_image
 }
@@ -175,21 +175,21 @@ time.sleep(60)' "$file" 3>&- &
   need_root "another user"
   start_target idle
   chmod 711 "$BATS_TEST_TMPDIR"
-  as_nobody() {
-    STASIS_STATE_DIR=/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/} capture setpriv --reuid=65534 --regid=65534 --clear-groups \
+  as_another_user() {
+    STASIS_STATE_DIR=/tmp/stasis-unprivileged-${BATS_RUN_TMPDIR##*/} capture setpriv --reuid=65534 --regid=65534 --clear-groups \
       "$STASIS_BUILD/bin/stasis" "$@"
-    rm -rf "/tmp/stasis-nobody-${BATS_RUN_TMPDIR##*/}"
+    rm -rf "/tmp/stasis-unprivileged-${BATS_RUN_TMPDIR##*/}"
   }
-  as_nobody --version
-  ((status == 0)) || skip "nobody may not run the program: $err"
-  for verb in suspend resume recover "dump --images-dir /tmp/stasis-nobody-image-${BATS_RUN_TMPDIR##*/}"; do
+  as_another_user --version
+  ((status == 0)) || skip "another user may not run the program: $err"
+  for verb in suspend resume recover "dump --images-dir /tmp/stasis-unprivileged-image-${BATS_RUN_TMPDIR##*/}"; do
     # shellcheck disable=SC2086
-    as_nobody $verb "$TARGET"
+    as_another_user $verb "$TARGET"
     assert_equal "$status" 5 "status of $verb: $err"
     assert_contains "$err" "[not-permitted]"
     assert_contains "$err" "run as root"
   done
-  as_nobody ps
+  as_another_user ps
   assert_equal "$status" 0
   assert_contains "$err" "not permitted"
   unharmed
@@ -282,7 +282,7 @@ END
   unharmed
 }
 
-@test "a unix socket to somebody outside is refused, by us and by CRIU" {
+@test "a unix socket to a process outside is refused, by the tool and by CRIU" {
   need_root "CRIU"
   python3 -IS -c 'import socket, sys, time
 server = socket.socket(socket.AF_UNIX); server.bind(sys.argv[1]); server.listen()
@@ -322,7 +322,7 @@ os.execvp('stasis-workload', ['stasis-workload', 'idle', '--status', sys.argv[2]
   wait_until 60 target_is_up
 }
 
-@test "a process that somebody traces is not dumped, and runs on" {
+@test "a process that a debugger traces is not dumped, and runs on" {
   need_root "CRIU"
   start_target idle
   python3 -IS - "$TARGET" >"$BATS_TEST_TMPDIR/traced" 2>&1 3>&- <<'END' &
@@ -361,7 +361,7 @@ END
     else
       assert_equal "$status" 9 "status at $at: $err"
       if ! lives; then
-        # Nobody can undo that: its registers were criu's. But it must be said.
+        # No tool can undo that: its registers were criu's. But it must be said.
         assert_contains "$err" "ended meanwhile: process $TARGET"
         nothing_left
         skip "criu was killed while its code ran in the process, and took it along"

@@ -140,7 +140,7 @@ print(0 if library.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0 else c
 }
 
 @test "run says so where the loader would ignore the agent, and starts the program all the same" {
-  need_root "a program of somebody else's that is setuid"
+  need_root "a program of another user's that is setuid"
   local program=$BATS_TEST_TMPDIR/setuid
   cp "$(type -P true)" "$program"
   chmod 755 "$program"

@@ -115,7 +115,7 @@ hits() {
   target_verifies
 }
 
-# interrupt_settling ARGUMENT...: TERM for a stasis that looks whether the driver still works for somebody.
+# interrupt_settling ARGUMENT...: TERM for a stasis that looks whether the driver still works for another caller.
 interrupt_settling() {
   local reached=$BATS_TEST_TMPDIR/reached
   rm -f "$reached"

@@ -56,7 +56,7 @@ def done(who, what):
     return [e for e in events if names[e["pid"]] == "stasis swap: " + who and (e.get("cat"), e["name"]) == what]
 rest = done(out, {"driver": ("driver", "lock"), "direct": ("mover", "prepare")}[path])[0]
 early = rest["ts"] + rest["dur"] - done(into, ("driver", "restore"))[0]["ts"]
-assert early <= 0, f"IN is restored {early / 1e3:.1f} ms before OUT is at rest"
+assert early <= 0, f"IN is restored {early / 1e3:.1f} ms before OUT is quiesced"
 END
     b_runs
     kill "$A"
@@ -142,7 +142,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
   refused 2 usage swap "$A" "$A"
   refused 6 wrong-state swap "$B" "$A"
   assert_contains "$err" "$B does not run"
-  refused 3 no-such-process swap "$A" nobody
+  refused 3 no-such-process swap "$A" no-such-job
   refused 3 no-such-process swap "$A" 2147483647
   refused 2 device-map-invalid swap "$A" "$B" --device-map 0
   a_runs
@@ -223,7 +223,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
   wait_until 60 held_up
   kill -KILL "$(pgrep -P "$tool" -x stasis)"
   wait "$tool" || true
-  wait_until 60 nobody_swaps
+  wait_until 60 swap_has_ended
   done_by recover --all
   in_state running "$A"
   TARGET_STATUS=$A_STATUS target_goes_on
@@ -254,7 +254,7 @@ both_at_work() { (($(count_held_up) >= 2)); }
 # sides_of TOOL: of the swap that `timeout` has started.
 sides_of() { pgrep -P "$(pgrep -P "$1" -x stasis)" -x stasis-swap; }
 
-nobody_swaps() { ! pgrep -x stasis-swap >/dev/null; }
+swap_has_ended() { ! pgrep -x stasis-swap >/dev/null; }
 
 @test "the example: two servers take turns on one GPU" {
   capture timeout 300 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # Where stasis writes to: a terminal that hangs up, a full device, names that a terminal would obey. No
-# operation fails because nobody can be told of it; a result that is lost makes the status tell.
+# operation fails because the tool cannot print its result; a result that is lost makes the status tell.
 
 load helpers
 load stasis_lib

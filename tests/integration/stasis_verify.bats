@@ -96,7 +96,7 @@ END
   assert_equal "$status" 1
 }
 
-# index_says OFFSET FORMAT VALUE: in gpu/index, which is closed by the right checksums, as anybody could; a data file
+# index_says OFFSET FORMAT VALUE: in gpu/index, which is closed by the right checksums, as any program could; a data file
 # gets the size that stands there then.
 index_says() {
   rm -rf "$image"
@@ -166,7 +166,7 @@ print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
   done
 }
 
-@test "what is no file in the place of one is damage to both readers, and holds nobody up" {
+@test "what is no file in the place of one is damage to both readers, and holds up neither" {
   stasis-make-image "$image"
   cp -r "$image" "$image.whole"
   local path make

@@ -275,7 +275,7 @@ class Group(harness.Case):
         target.goes_on()
         target.finish()
 
-    def test_a_root_that_ends_inside_leaves_nobody_locked(self):
+    def test_a_root_that_ends_inside_leaves_no_process_locked(self):
         target = self.target("tree", "--children", 2, "--size", "4M")
         harness.wait_until(lambda: sum(harness.gpus_used()) > 8 << 20)
         children = children_of(target.pid)

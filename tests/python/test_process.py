@@ -120,7 +120,7 @@ class Calls(harness.Case):
         process = stasis.Process(first.pid)
         number = first.pid
         first.finish()
-        # The kernel is told which number comes next; in a namespace of its own nobody else takes it.
+        # The kernel is told which number comes next; in a namespace of its own no other process takes it.
         try:
             with open("/proc/sys/kernel/ns_last_pid", "w", encoding="ascii") as file:
                 file.write(str(number - 1))
@@ -128,7 +128,7 @@ class Calls(harness.Case):
             self.skipTest(f"the next process number cannot be chosen: {reason}")
         second = self.target()
         if second.pid != number:
-            self.skipTest("the number was taken by somebody else")
+            self.skipTest("another process took the number")
         with self.assertRaises(stasis.ProcessGone):
             process.lock()
         self.assertEqual(harness.state_of(number), "running")
@@ -274,7 +274,7 @@ class Locked(harness.Case):
         target.goes_on()
         target.finish()
 
-    def test_what_somebody_else_has_locked_stays_locked(self):
+    def test_what_another_program_has_locked_stays_locked(self):
         target = self.target()
         process = stasis.Process(target.pid)
         process.lock()

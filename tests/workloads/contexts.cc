@@ -10,7 +10,7 @@ namespace {
 constexpr int kExtraContexts = 2;
 constexpr std::uint64_t kContextsSize = 12u << 20;
 
-// Not in examples/common, as nobody else asks for limits.
+// Not in examples/common, as no other workload asks for limits.
 struct Limits {
   programs::Call<cuda::fn::cuCtxGetLimit> get{"cuCtxGetLimit"};
   programs::Call<cuda::fn::cuCtxSetLimit> set{"cuCtxSetLimit"};

@@ -15,7 +15,7 @@ constexpr std::uint64_t kAsleep = 4;
 class Region {
  public:
   Region(const Gpu& gpu, std::size_t number, std::uint64_t size) : gpu_(gpu) {
-    // No handle types: nobody is to get this memory.
+    // No handle types: no other process is to get this memory.
     prop_.type = cuda::CU_MEM_ALLOCATION_TYPE_PINNED;
     prop_.location = {cuda::CU_MEM_LOCATION_TYPE_DEVICE, gpu.ordinal()};
     std::size_t granularity = 0;

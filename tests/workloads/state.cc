@@ -41,7 +41,7 @@ void set_all(Probe& probe) {
 
 void run_state(Run& run) {
   if (run.options().report.empty()) programs::die(2, "kind state needs --report");
-  // Before there is another thread: whoever takes one of them ends the process.
+  // Before there is another thread: a thread that takes one of them ends the process.
   block_signals_that_wait();
   make_memory_of_both();
   if (run.options().locks) hold_lock_for_child(run.options().report);

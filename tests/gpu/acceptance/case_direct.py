@@ -95,7 +95,7 @@ def suspended_again_and_again(machine, target, wanted):
     closing = [phases["close"] for phases in figures["suspend_phases"] if "close" in phases]
     figures["note"] = f"{count} cycles, {moved} MiB past the driver, {rounds} rounds verified"
     if closing:
-        figures["note"] += f", at rest in {statistics.median(closing) * 1e3:.0f} ms ({max(closing) * 1e3:.0f} at most)"
+        figures["note"] += f", quiesced in {statistics.median(closing) * 1e3:.0f} ms ({max(closing) * 1e3:.0f} at most)"
     return figures
 
 

@@ -21,7 +21,7 @@ def agent(machine):
 
 @case("direct.way.linked", needs=("program stasis", "program stasis-agent-linked"))
 def linked(machine):
-    """The loader has bound the driver's functions, and the program asks nobody for them."""
+    """The loader has bound the driver's functions, and the program does not look them up."""
     return cycles(machine, run_under_agent(machine, [machine.program("stasis-agent-linked"), "{status}"], "linked"))
 
 

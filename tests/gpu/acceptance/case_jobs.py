@@ -328,7 +328,7 @@ class OnTerminal(Target):
         while select.select([self.master], [], [], 0)[0]:
             try:
                 self.said += os.read(self.master, 4096)
-            except OSError:  # nobody has it open any more
+            except OSError:  # no process has it open any more
                 break
         return self.said.decode("utf-8", "replace")
 

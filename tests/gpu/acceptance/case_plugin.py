@@ -81,7 +81,7 @@ def nccl(machine, start):
     plugins = plain_criu.plugin_folder(machine)
     target = start(machine)
     # NCCL's segments of shared memory have no name any more, and CRIU saves up to 1 MiB of such files.
-    # Its connections are among the ranks alone, so nobody needs to be kept from them meanwhile.
+    # Its connections are among the ranks alone, so CRIU need not keep others from them meanwhile.
     options = ("--tcp-established", "--ghost-limit", "128M", "--network-lock", "skip")
     dumps, restores = [], []
     images = os.path.join(machine.work, "image")

@@ -21,7 +21,7 @@ def begin(machine, *argv):
 
 
 def recover(machine, target, timeout=60):
-    """`stasis recover`, again for as long as it says that somebody is still at work on the target
+    """`stasis recover`, again for as long as it says that a program is still at work on the target
     (exit status 7, "try again"): criu, whose master was killed, runs on for a while."""
     deadline = time.monotonic() + timeout
     while True:

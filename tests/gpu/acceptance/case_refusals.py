@@ -68,7 +68,7 @@ def wrong_state(machine):
         machine.expect_state(target.pid, state)
         statuses.append(again.status)
     machine.stasis("resume", target.pid).must_succeed()
-    # Locked by somebody else: nothing to dump or suspend before that one has finished.
+    # Another program has locked it: nothing to dump or suspend before that one has finished.
     machine.driver(target.pid, "lock")
     attempt = machine.stasis("suspend", target.pid)
     state = machine.state(target.pid)

@@ -106,17 +106,17 @@ def all_calls(machine):
 
 @case("sharing.nccl.goes_on", simulated=False, needs=NEEDS + ("two gpus", "criu", "root"))
 def goes_on(machine):
-    """Saved while it goes on, the first time ahead; the last of these images then holds what the job had."""
+    """Saved while it goes on, the first time with a pre-copy; the last of these images then holds what the job had."""
     target = ranks_of(machine, "goes_on", "--gib", "2")
-    still, ahead = [], []
+    still, precopied = [], []
     for number in range(3):
         words = ["--images-dir", os.path.join(machine.work, f"image{number}"), "--sync", "none", "--leave-running"]
         words += ["--base", os.path.join(machine.work, f"image{number - 1}")] if number else []
         report = machine.stasis("dump", target.pid, *words, "--json", timeout=180).must_succeed().json()
         still.append(report["standstill_seconds"])
-        ahead.append(any(phase["name"] == "GPU pre-copy" for phase in report["phases"]))
+        precopied.append(any(phase["name"] == "GPU pre-copy" for phase in report["phases"]))
         target.wait_rounds(3)
-    expect(ahead[0], "nothing was pre-copied of the first save")
+    expect(precopied[0], "nothing was pre-copied of the first save")
     target.kill()
     target.forget_exit()
     machine.stasis("restore", "--images-dir", os.path.join(machine.work, "image2"), "--detach").must_succeed()

@@ -225,7 +225,7 @@ echo "target=$?"
 def unprivileged(machine):
     """A user without privileges suspends a process of his own, if the driver lets him do it."""
     os.chmod(machine.work, 0o777)
-    folder = os.path.join(machine.work, "nobody")
+    folder = os.path.join(machine.work, "unprivileged")
     done = machine.run("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "mkdir", folder)
     if done.status != 0:
         raise Skip(f"the work folder is out of reach for other users: {done.first_error()}")

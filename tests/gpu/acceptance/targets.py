@@ -136,7 +136,7 @@ class Target:
     # --- Whether it lives
 
     def ended(self):
-        """True once it has exited; its status is then in exit_status (None if nobody can know)."""
+        """True once it has exited; its status is then in exit_status (None if the kernel does not tell it)."""
         if self.exit_status is not None:
             return True
         try:
