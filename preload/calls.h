@@ -9,7 +9,7 @@
 // bits, B 8 bits. GATED_PTSZ and GATED_PTDS: the same, and its variant for per-thread default
 // streams, in the driver's two spellings.
 //
-// OWN(name): the agent has an answer of its own, `hooks::name` in eviction.h.
+// OWN(name): the agent has an answer of its own, `hooks::name` in hooks.h.
 //
 // Not in it are the calls of CUDA 3.1 and older that take 32-bit addresses: no allocation of the
 // agent's can be named by them.

@@ -2,9 +2,9 @@
 //
 // Its CUDA processes are locked at the same time, in slices, because locking one after the other
 // deadlocks when they wait for each other on the GPU (a collective); only when all are locked is
-// any of them checkpointed. Until dismiss() the group brings every process back to the state it
-// was in, on every path out: roll_back() does it and says what it could not do, the destructor
-// does it silently.
+// any of them checkpointed. The destructor rolls back, unless dismiss() was called: it brings every
+// process back to the state it was in, and says nothing. roll_back() does the same and says what
+// it could not do.
 //
 // Moves, never copies. One thread at a time; it uses threads of its own, one per process, and has
 // joined them when a call returns.

@@ -1,4 +1,4 @@
-// Room in data files for what was stored ahead and is in no index: it goes back to the file system
+// Room in data files for what was pre-copied and is in no index: it goes back to the file system
 // when the job runs again, because that takes 0.4 s for each GiB. docs/adr/0054-pre-copy.md.
 #pragma once
 
