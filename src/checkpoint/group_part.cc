@@ -510,7 +510,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       want(silent(lead_.leader.empty() ? "that leads" : shortened(lead_.leader, kMostName),
                   options_.silence));
     }
-    look_at_clock();
+    check_deadlines();
   }
 
   // This part's place in the roster.
@@ -520,7 +520,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     const auto roster =
         text && *text ? record_from_text<GroupRoster>(**text) : std::optional<GroupRoster>();
     if (!roster) {
-      lead_text_.clear();  // looked at again
+      lead_text_.clear();  // read again
       return false;
     }
     const auto found = std::find(roster->names.begin(), roster->names.end(), options_.name);
@@ -537,7 +537,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   }
 
   // The deadlines, as this part knows them.
-  void look_at_clock() {
+  void check_deadlines() {
     if (options_.timeout.count() == 0 || is_last(decision_.verdict)) return;
     if (!lead_.complete && (is_late_ || since(start_) > options_.timeout)) {
       const auto names = rendezvous_->names();
@@ -595,26 +595,26 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
 
   void lead() {
     const auto before = record_to_text(lead_);
-    if (!is_last(decision_.verdict)) look_at_parts();
-    if (!is_last(decision_.verdict)) look_at_clock();
+    if (!is_last(decision_.verdict)) probe_parts();
+    if (!is_last(decision_.verdict)) check_deadlines();
     lead_.decision = decision_;
     if (record_to_text(lead_) == before && Clock::now() - lead_told_ < kBeat) return;
     ++lead_.beat;
     if (rendezvous_->write(kLead, record_to_text(lead_))) lead_told_ = Clock::now();
   }
 
-  void look_at_parts() {
+  void probe_parts() {
     if (!lead_.complete) find_parts();
     for (auto& [name, seen] : seen_)
-      look_at(name, seen);
+      probe_part(name, seen);
     if (is_last(decision_.verdict)) return;
     if (!lead_.complete) {
       complete_roster();
     } else if (!agrees() || decision_.verdict == Verdict::kStill) {
-      if (!lead_.linked) look_for_links();
-      look_for_end();
+      if (!lead_.linked) check_links();
+      check_outcome();
     } else {
-      look_for_quiescence();
+      check_quiescence();
     }
   }
 
@@ -635,7 +635,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
           "give all parts the same number (--parts), and start as many"});
   }
 
-  void look_at(const std::string& name, Seen& seen) {
+  void probe_part(const std::string& name, Seen& seen) {
     const auto text = rendezvous_->read(part_file(name), kMostPartBytes);
     if (text && *text && **text != seen.text) {
       if (auto record = record_from_text<PartRecord>(**text)) {
@@ -703,7 +703,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     (void)find_index();
   }
 
-  void look_for_quiescence() {
+  void check_quiescence() {
     std::size_t held = 0;
     std::size_t i = 0;
     for (auto& [name, seen] : seen_) {
@@ -723,7 +723,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     }
   }
 
-  void look_for_links() {
+  void check_links() {
     const bool all = std::all_of(seen_.begin(), seen_.end(), [](const auto& one) {
       return one.second.record.stage == PartStage::kLocked;
     });
@@ -757,11 +757,11 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   }
 
   // All have done it; or, where that needs no agreement, those that can.
-  void look_for_end() {
+  void check_outcome() {
     std::vector<std::string> not_done;
     for (const auto& [name, seen] : seen_) {
       if (seen.record.stage == PartStage::kDone) continue;
-      // Of one that has failed or says nothing, look_at() makes all go back.
+      // Of one that has failed or says nothing, probe_part() makes all go back.
       if (agrees()) return;
       const bool failed = seen.record.stage == PartStage::kFailed;
       const bool gone = Clock::now() - seen.changed > options_.silence;
@@ -801,7 +801,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
 
   const std::unique_ptr<GroupRendezvous> rendezvous_;
   const GroupPartOptions options_;
-  const Interrupt& outer_;  // of the caller, which alone looks at it
+  const Interrupt& outer_;  // of the caller, which alone asks it
   Interrupt stop_;
   const Clock::time_point start_ = Clock::now();
 

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kLogName = "dump.log";
 
 // CRIU's log stands on the same disk as a rule, so that on a full one it cannot say so.
-void look_for_full_disk(const UniqueFd& images_dir, Error& error) {
+void blame_full_disk(const UniqueFd& images_dir, Error& error) {
   constexpr std::uint64_t kAlmostNothing = 1U << 20;
   struct statvfs info = {};
   if (error.code != ErrorCode::kCriuFailed && error.code != ErrorCode::kNoSpace) return;
@@ -111,7 +111,7 @@ Result<void> Criu::dump(const DumpRequest& request,
                     ? *answer.refusal
                     : criu_error(what, answer, process,
                                  {request.log_dir, kLogName, [&] { return request.log_path; }});
-  if (!answer.refusal) look_for_full_disk(request.images_dir, error);
+  if (!answer.refusal) blame_full_disk(request.images_dir, error);
   tell_of_left_behind(process, error);
   // A criu that was killed while its code ran in a process takes that along.
   if (begun && !root.alive()) {

@@ -33,8 +33,8 @@ struct ImageRoom {
 struct IntoImage {
   const UniqueFd& image_dir;
   ContentOptions options;
-  std::optional<GpuPrecopyLimits> ahead = {};  // nothing: not ahead
-  std::optional<ImageRoom> room = {};          // nothing: there is enough for all
+  std::optional<GpuPrecopyLimits> precopy = {};  // nothing: none
+  std::optional<ImageRoom> room = {};            // nothing: there is enough for all
 };
 
 class ContentSources {

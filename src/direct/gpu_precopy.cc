@@ -45,12 +45,12 @@ class Store final : public direct::Content {
 
 }  // namespace
 
-bool is_worth_copying_ahead(const Environment& env, const IntoImage& image, std::uint64_t bytes) {
+bool is_worth_precopying(const Environment& env, const IntoImage& image, std::uint64_t bytes) {
   // What a base has is told by digests when the programs stand still, and the rest is little.
-  if (!image.ahead || image.options.base != nullptr || bytes < image.ahead->least) return false;
+  if (!image.precopy || image.options.base != nullptr || bytes < image.precopy->least) return false;
   struct statvfs room {};
   if (::fstatvfs(image.image_dir.get(), &room) != 0) return false;
-  const std::uint64_t needed = std::max(image.ahead->image_bytes, bytes) + bytes;
+  const std::uint64_t needed = std::max(image.precopy->image_bytes, bytes) + bytes;
   const std::uint64_t free_bytes = room.f_bavail * room.f_frsize;
   if (free_bytes >= needed) return true;
   env.tell(

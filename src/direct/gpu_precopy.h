@@ -16,7 +16,7 @@ namespace stasis {
 
 // Whether GPU memory of that size is to be pre-copied; says why not if only the disk's room is
 // short: what changes until the programs stand still takes room until the image is complete.
-bool is_worth_copying_ahead(const Environment& env, const IntoImage& image, std::uint64_t bytes);
+bool is_worth_precopying(const Environment& env, const IntoImage& image, std::uint64_t bytes);
 
 // The memory of all these agents' programs, held for a moment so that the agents name all of it.
 // While this lives, a program that frees GPU memory waits until the mover has let all of it go.

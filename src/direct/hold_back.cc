@@ -59,7 +59,7 @@ Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& 
     STASIS_TRY(settles ? hold_back_settled(env, group, agents, part.left(), standing)
                        : hold_back(env, group, agents, part.left(), standing));
     STASIS_TRY_ASSIGN(const auto moment, part.wait_until_quiesced());
-    if (!moment) return fault(FaultPoint::kPartAtRest);
+    if (!moment) return fault(FaultPoint::kPartQuiesced);
     STASIS_TRY(open_gates(agents));
     group.forget_gates();
     standing(false);

@@ -136,7 +136,7 @@ class MoveOut {
     const std::uint64_t by_driver =
         room()->gpu_bytes - std::min(room()->gpu_bytes, agents_.bytes());
     if (by_driver > room()->bytes) return fail(room()->refusal);
-    STASIS_TRY_ASSIGN(const auto zeros, look_for_zeros());
+    STASIS_TRY_ASSIGN(const auto zeros, find_zeros());
     if (agents_.bytes() - std::min(agents_.bytes(), sum_of(zeros)) > room()->bytes - by_driver)
       return fail(room()->refusal);
     return {};
@@ -244,7 +244,7 @@ class MoveOut {
   // The mover works beside the programs then: not where its context is made when they stand still.
   bool precopies() const {
     return options_.image != nullptr && !plan_.mover_when_quiesced &&
-           is_worth_copying_ahead(env_, *options_.image, agents_.bytes());
+           is_worth_precopying(env_, *options_.image, agents_.bytes());
   }
 
   // The gates close for a moment, so that the agents can name all memory.
@@ -253,12 +253,12 @@ class MoveOut {
     STASIS_TRY(state_.mover.prepare_digests(env_));
     STASIS_TRY(hold_back(env_, group_, agents_, options_.timeout, standing()));
     STASIS_TRY(agents_.allow_pieces());
-    STASIS_TRY_ASSIGN(auto ahead, GpuPrecopy::begin(agents_));
+    STASIS_TRY_ASSIGN(auto begun, GpuPrecopy::begin(agents_));
     for (AgentClient& agent : agents_)
       STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
     group_.forget_gates();
-    if (ahead) STASIS_TRY(ahead->run(env_, state_.mover, *state_.content.into()));
+    if (begun) STASIS_TRY(begun->run(env_, state_.mover, *state_.content.into()));
     return fault(FaultPoint::kDirectPrecopied);
   }
 
@@ -312,7 +312,7 @@ class MoveOut {
   // With the gates closed. If much of the memory is zeros, only the rest of it needs host memory,
   // and the copy touches that. If not, the program runs on while all of it is touched.
   Result<void> make_room_by_zeros() {
-    STASIS_TRY_ASSIGN(const auto zeros, look_for_zeros());
+    STASIS_TRY_ASSIGN(const auto zeros, find_zeros());
     const bool few = sum_of(zeros) < agents_.bytes() / 2;
     if (agents_.size() == 1) agents_.note_few_zeros(few);
     if (is_tight_ || !few) return group_.check_host_memory(zeros);
@@ -327,7 +327,7 @@ class MoveOut {
   }
 
   // In bytes. None where the GPU computes no digests: all has to be taken for content.
-  Result<std::map<Pid, std::uint64_t>> look_for_zeros() {
+  Result<std::map<Pid, std::uint64_t>> find_zeros() {
     if (!state_.mover) STASIS_TRY(make_mover());
     phases_.begin("zeros");
     if (!state_.mover.has_digests()) STASIS_TRY(state_.mover.prepare_digests(env_));

@@ -127,7 +127,7 @@ class MountSearch {
       if (is_silent(pid, link, *place)) out_.add(pid, kSilent, shown);
       std::array<char, PATH_MAX> path{};
       if (place->names == 0 && ::readlink(link.c_str(), path.data(), path.size() - 1) > 0)
-        look_at_deleted(pid, link, path.data(), *place, shown);
+        probe_deleted(pid, link, path.data(), *place, shown);
     }
     if (const auto files = facts_.open_files(pid)) {
       for (const proc::OpenFile& file : *files)
@@ -182,7 +182,7 @@ class MountSearch {
       return;
     }
     if ((S_ISREG(place->mode) || S_ISDIR(place->mode)) && place->names == 0)
-      look_at_deleted(pid, link, file.path, *place, shown);
+      probe_deleted(pid, link, file.path, *place, shown);
     if (!(S_ISREG(place->mode) || S_ISDIR(place->mode)) || file.path.ends_with(kDeleted) ||
         !facts_.has_our_namespace(pid, "mnt")) {
       return;
@@ -194,8 +194,8 @@ class MountSearch {
   }
 
   // CRIU makes it again in its directory, and all who have it open find it there.
-  void look_at_deleted(Pid pid, const std::string& link, const std::string& path,
-                       const Place& place, const std::string& shown) {
+  void probe_deleted(Pid pid, const std::string& link, const std::string& path, const Place& place,
+                     const std::string& shown) {
     const auto [first, is_new] =
         deleted_.try_emplace(std::pair(place.device, place.inode), place.mount);
     if (!is_new && first->second != place.mount && S_ISREG(place.mode))

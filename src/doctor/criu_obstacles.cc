@@ -532,7 +532,8 @@ class Search {
       signs_.add(pid, kHugeGhost, shown);
     if (has_file && info->st_nlink > 0 && path.ends_with(" (deleted)") && !options_.link_remap)
       signs_.add(pid, kRemap, shown);
-    if (has_file && info->st_nlink > 0 && path.ends_with(" (deleted)")) look_for_taken(pid, path);
+    if (has_file && info->st_nlink > 0 && path.ends_with(" (deleted)"))
+      probe_taken_names(pid, path);
     const auto size = static_cast<std::uint64_t>(info->st_blocks) * 512;
     if (S_ISREG(info->st_mode) && info->st_nlink == 0 && !path.starts_with("/memfd:") &&
         size > options_.ghost_limit && !is_set(external, "file[")) {
@@ -541,7 +542,7 @@ class Search {
   }
 
   // link_remap.N beside the file: one is enough to be refused.
-  void look_for_taken(Pid pid, std::string_view path) {
+  void probe_taken_names(Pid pid, std::string_view path) {
     constexpr std::string_view kOfCriu = "link_remap.";
     const std::string_view folder = path.substr(0, path.rfind('/') + 1);
     if (!looked_in_.emplace(pid, folder).second) return;

@@ -132,9 +132,9 @@ class DumpRun {
     }
     if (auto opened = open(); !opened) return fail(told(std::move(opened.error())));
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
-    auto ahead =
+    auto precopied =
         host_.precopy(group(), writer_->dir(), into_image_->options, needs_.bytes, phases_);
-    if (!ahead) return fail(undone(std::move(ahead.error())));
+    if (!precopied) return fail(undone(std::move(precopied.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
     if (ends()) forget_links_.dismiss();
@@ -260,7 +260,7 @@ class DumpRun {
     into_image_.emplace(
         IntoImage{writer_->dir(),
                   {options_.compression, past_the_cache(options_), sync_, kContentChunk, base_},
-                  gpu_memory_ahead(),
+                  gpu_precopy_limits(),
                   needs_.room});
     // Also should an exception end us.
     writer_->keep_partial(true);
@@ -269,7 +269,7 @@ class DumpRun {
     return {};
   }
 
-  std::optional<GpuPrecopyLimits> gpu_memory_ahead() const {
+  std::optional<GpuPrecopyLimits> gpu_precopy_limits() const {
     // Less is copied in some tenths of a second.
     constexpr std::uint64_t kWorthIt = 1U << 30;
     if (!goes_on() || options_.precopy == Precopy::kNever || needs_.room) return std::nullopt;

@@ -115,12 +115,12 @@ class Check {
  public:
   Check(Pid pid, std::span<const InheritedFd> inherited) : pid_(pid), inherited_(inherited) {}
 
-  Result<void> look_at(const OpenedFile& file) {
+  Result<void> verify(const OpenedFile& file) {
     if (is_inherited(file.name)) return {};
     const auto place = place_of(file);
     if (!place) return {};
     const std::string name = text_of_link(AT_FDCWD, place->c_str());
-    // Not to be looked at, by one without the rights that could do harm.
+    // The link cannot be read by a tool without the rights that could do harm.
     if (name.empty() || is_at(name, file.name, file)) return {};
     Walk walk(file.name);
     if (!walk.run()) return fail(leads_elsewhere(file.name, walk));
@@ -187,7 +187,7 @@ Result<void> refuse_foreign_files(const UniqueFd& criu_dir,
     STASIS_TRY_ASSIGN(const auto opened, files.of(criu_dir, process->pid().value));
     Check check(process->pid(), inherited);
     for (const OpenedFile& file : opened)
-      STASIS_TRY(check.look_at(file));
+      STASIS_TRY(check.verify(file));
   }
   return {};
 }

@@ -95,7 +95,7 @@ struct FoundLinks {
   PartLinks links;
 };
 
-Result<FoundLinks> look_for_links(Pid root) {
+Result<FoundLinks> find_tree_links(Pid root) {
   const proc::ProcFs procfs;
   FoundLinks found;
   STASIS_TRY_ASSIGN(found.tree, procfs.tree(root));
@@ -182,12 +182,12 @@ Result<void> lock_link(const UniqueFd& socket, Pid pid, const std::string& link)
 }  // namespace
 
 Result<PartLinks> find_links(Pid root) {
-  STASIS_TRY_ASSIGN(auto found, look_for_links(root));
+  STASIS_TRY_ASSIGN(auto found, find_tree_links(root));
   return std::move(found.links);
 }
 
 Result<PartLinks> lock_links(Pid root) {
-  STASIS_TRY_ASSIGN(auto found, look_for_links(root));
+  STASIS_TRY_ASSIGN(auto found, find_tree_links(root));
   for (const proc::ProcessInfo& process : found.tree) {
     STASIS_TRY(for_each_socket(
         process.pid, [&](std::uint64_t inode) { return found.texts.contains(inode); },

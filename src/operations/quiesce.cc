@@ -23,7 +23,7 @@ Result<void> lock_together(const Environment& env, Group& group, GroupPart& part
   for (;;) {
     STASIS_TRY(group.lock(part.left(), env.interrupt));
     STASIS_TRY_ASSIGN(const auto moment, part.wait_until_quiesced());
-    if (!moment) return fault(FaultPoint::kPartAtRest);
+    if (!moment) return fault(FaultPoint::kPartQuiesced);
     phases.runs();
     STASIS_TRY(let_locked_go_on(group));
     std::this_thread::sleep_for(*moment);
@@ -55,7 +55,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> none;
     if (!options.ignore_obstacles) {
-      STASIS_TRY(look_for_obstacles(env, group.members(), false, none, true));
+      STASIS_TRY(refuse_driver_obstacles(env, group.members(), false, none, true));
       const bool by_driver = options.path == MemoryPath::kDriver;
       STASIS_TRY(opened.direct.refuse_late_sharing(env, group, by_driver));
     }

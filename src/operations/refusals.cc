@@ -19,8 +19,9 @@
 
 namespace stasis {
 
-Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
-                                bool ignore, std::set<Pid>& checked, bool quiesced) {
+Result<void> refuse_driver_obstacles(const Environment& env,
+                                     const std::vector<GroupMember>& members, bool ignore,
+                                     std::set<Pid>& checked, bool quiesced) {
   std::vector<proc::ProcessInfo> fresh;
   for (const GroupMember& member : members) {
     if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
@@ -137,7 +138,7 @@ Result<void> refuse_unknown_sharing(const Environment& env, const Group& group, 
 Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
   auto checked = std::make_shared<std::set<Pid>>();
   auto clear = refuse_tracers(opened.group.members());
-  if (clear) clear = look_for_obstacles(env, opened.group.members(), ignore, *checked);
+  if (clear) clear = refuse_driver_obstacles(env, opened.group.members(), ignore, *checked);
   if (clear) clear = refuse_open_elsewhere(env, opened.group.members(), ignore);
   if (clear) clear = refuse_unknown_sharing(env, opened.group, ignore);
   if (!clear && opened.journal->inherited().empty()) {
@@ -151,7 +152,7 @@ Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool 
   opened.group.on_members_changed = [&env, ignore, checked,
                                      update = opened.group.on_members_changed](
                                         const std::vector<GroupMember>& members) -> Result<void> {
-    auto fine = look_for_obstacles(env, members, ignore, *checked);
+    auto fine = refuse_driver_obstacles(env, members, ignore, *checked);
     return fine ? update(members) : fine;
   };
   return {};

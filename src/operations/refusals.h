@@ -22,10 +22,12 @@ Result<void> refuse_rdma(const Environment& env, const Group& group, bool ignore
 // the others would stand still while the tool waits for it.
 Result<void> refuse_unstoppable(const Group& group);
 
-// Looks at those of the members that are not in `checked` yet. The same refusals, of the driver's.
+// Checks the members that are not in `checked` yet, and enters them there. The same refusals, of
+// the driver's.
 // `quiesced`: what the agents give up before has to be gone now.
-Result<void> look_for_obstacles(const Environment& env, const std::vector<GroupMember>& members,
-                                bool ignore, std::set<Pid>& checked, bool quiesced = false);
+Result<void> refuse_driver_obstacles(const Environment& env,
+                                     const std::vector<GroupMember>& members, bool ignore,
+                                     std::set<Pid>& checked, bool quiesced = false);
 
 // kBusy if the content of a process's GPU memory is in an image and nowhere else, which is not
 // `known`; `remedy` is what brings it back.

@@ -385,7 +385,7 @@ class RestoreRun {
   Result<void> wait_for_others() {
     if (options_.part == nullptr) return {};
     STASIS_TRY(options_.part->wait_until_quiesced());
-    return fault(FaultPoint::kPartAtRest);
+    return fault(FaultPoint::kPartQuiesced);
   }
 
   std::vector<Pid> restored_pids() const {

@@ -304,7 +304,7 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
       const std::uint64_t at = (page + i) * kPage;
       // One page of a mapping tells of all: who provides a part of one makes two of it.
       if (at < near_to) continue;
-      const Absent absent = look_at(at);
+      const Absent absent = probe(at);
       if (absent.is_far) {
         far.push_back(at);
         continue;
@@ -323,7 +323,7 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
   return waits;
 }
 
-ServedPages::Absent ServedPages::look_at(std::uint64_t address) {
+ServedPages::Absent ServedPages::probe(std::uint64_t address) {
   const std::scoped_lock lock(mutex_);
   if (address >= fine_from_ && address < fine_to_) return {false, fine_to_};
   const auto at = mapping_of(address);

@@ -78,7 +78,7 @@ class ServedPages {
     bool is_far = false;
     std::uint64_t end = 0;
   };
-  Absent look_at(std::uint64_t address);
+  Absent probe(std::uint64_t address);
   std::optional<Mapping> mapping_of(std::uint64_t address);
   bool is_far(std::uint64_t device);
   bool come(const std::vector<std::uint64_t>& pages) const;
