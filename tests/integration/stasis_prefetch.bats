@@ -238,7 +238,7 @@ uses_mib() { (($(gpu_used) >= $1 << 20)); }
   has_ended "$a"
   has_ended "$RESTORE"
   both_go_on
-  prefetched "mib == 128"
+  prefetched "mib >= 128"
   trace=$trace.2 prefetched "mib == 0"
 }
 
