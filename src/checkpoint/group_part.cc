@@ -865,4 +865,12 @@ bool GroupPart::knows_outcome() const { return herald_->knows_outcome(); }
 Result<void> GroupPart::leave() { return herald_->leave(); }
 Error GroupPart::give_up(Error why) { return herald_->give_up(std::move(why)); }
 
+Error told(GroupPart* part, Error why) {
+  return part != nullptr ? part->give_up(std::move(why)) : why;
+}
+
+const Interrupt& interrupt_of(const GroupPart* part, const Interrupt& own) {
+  return part != nullptr ? part->interrupt() : own;
+}
+
 }  // namespace stasis

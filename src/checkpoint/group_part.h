@@ -112,4 +112,11 @@ class GroupPart {
   std::shared_ptr<Herald> herald_;  // its thread's, too
 };
 
+// For operations of which `part` may be null: those of one node.
+//
+// A failure of this node's: the others are told, if there are any, before this one is rolled back.
+Error told(GroupPart* part, Error why);
+// The part's interrupt, or the caller's own.
+const Interrupt& interrupt_of(const GroupPart* part, const Interrupt& own);
+
 }  // namespace stasis

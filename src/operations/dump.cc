@@ -125,12 +125,13 @@ class DumpRun {
 
   // The steps of docs/how-it-works.md.
   Result<DumpReport> run() {
-    if (auto known = probe(); !known) return fail(told(std::move(known.error())));
+    if (auto known = probe(); !known) return fail(told(options_.part, std::move(known.error())));
     if (options_.attach) {
-      STASIS_TRY(attach_first(
-          env_, root_, {*options_.attach, options_.timeout, options_.ignore_obstacles}, phases_));
+      auto come = attach_first(
+          env_, root_, {*options_.attach, options_.timeout, options_.ignore_obstacles}, phases_);
+      if (!come) return fail(told(options_.part, std::move(come.error())));
     }
-    if (auto opened = open(); !opened) return fail(told(std::move(opened.error())));
+    if (auto opened = open(); !opened) return fail(told(options_.part, std::move(opened.error())));
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
     auto precopied =
         host_.precopy(group(), writer_->dir(), into_image_->options, needs_.bytes, phases_);
@@ -211,13 +212,8 @@ class DumpRun {
     return refuse_obstacles(env_, *opened_, options_.ignore_obstacles);
   }
 
-  // In a group, this part alone has failed: the others are told, before this one is rolled back.
-  Error told(Error why) const {
-    return options_.part != nullptr ? options_.part->give_up(std::move(why)) : std::move(why);
-  }
-
   Error undone(Error why) {
-    why = told(std::move(why));
+    why = told(options_.part, std::move(why));
     connections_.unlock();
     Error error = roll_back(env_, *opened_, std::move(why));
     // The half of an image, and all there is of a program's GPU memory: for `stasis recover`.
@@ -426,7 +422,7 @@ class DumpRun {
     if (stage_ == Stage::kComplete && options_.part != nullptr) return end_as_agreed(why);
     // First the job, then the disk: removing a large image takes seconds.
     const Error first = why;
-    why = told(std::move(why));
+    why = told(options_.part, std::move(why));
     connections_.unlock();
     host_.request_stop();
     opened_->direct.make_room(env_.driver, needed_, {});
@@ -604,7 +600,7 @@ class DumpRun {
 }  // namespace
 
 Result<DumpReport> dump(const Environment& given, Pid root, const DumpOptions& options) {
-  const Environment env = options.part != nullptr ? given.with(options.part->interrupt()) : given;
+  const Environment env = given.with(interrupt_of(options.part, given.interrupt));
   if (options.criu.tcp_close && options.criu.tcp_established) {
     return fail(ErrorCode::kUsage,
                 "--tcp-established keeps open TCP connections, and --tcp-close closes them",

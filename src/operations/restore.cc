@@ -123,8 +123,7 @@ class RestoreRun {
   Result<RestoreReport> run() {
     auto report = restore_tree();
     // The tree has ended, and then the others are told.
-    if (!report && options_.part != nullptr)
-      return fail(options_.part->give_up(std::move(report.error())));
+    if (!report) return fail(told(options_.part, std::move(report.error())));
     return report;
   }
 
@@ -548,7 +547,7 @@ Result<GroupPartOptions> part_of_image(const RestoreOptions& options) {
 }
 
 Result<RestoreReport> restore(const Environment& given, const RestoreOptions& options) {
-  const Environment env = options.part != nullptr ? given.with(options.part->interrupt()) : given;
+  const Environment env = given.with(interrupt_of(options.part, given.interrupt));
   return RestoreRun(env, options).run();
 }
 

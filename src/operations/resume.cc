@@ -252,8 +252,8 @@ class ResumeRun {
 
 Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& options) {
   auto report = ResumeRun(env, root, options).run();
+  if (!report) return fail(told(options.part, std::move(report.error())));
   if (options.part == nullptr) return report;
-  if (!report) return fail(options.part->give_up(std::move(report.error())));
   auto others = options.part->finish();
   if (others) return report;
   return fail(std::move(others.error()).within(fmt::format("process {} runs", root.value)));

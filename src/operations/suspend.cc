@@ -13,12 +13,6 @@ namespace stasis {
 
 namespace {
 
-// In a group, an operation of this node's alone has failed: the others are told, before this one is
-// rolled back.
-Error told(GroupPart* part, Error why) {
-  return part != nullptr ? part->give_up(std::move(why)) : std::move(why);
-}
-
 // `again`: what the error of the try before says to try.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
                             Retry again, Phases& phases) {
@@ -31,7 +25,8 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
     if (auto clear = refuse_rdma(env, group, options.ignore_obstacles); !clear)
       return fail(told(options.part, std::move(clear.error())));
   }
-  STASIS_TRY(refuse_unstoppable(group));
+  if (auto clear = refuse_unstoppable(group); !clear)
+    return fail(told(options.part, std::move(clear.error())));
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
   how.part = options.part;
   how.again = again;
@@ -82,12 +77,13 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
 }  // namespace
 
 Result<Report> suspend(const Environment& given, Pid root, const SuspendOptions& options) {
-  const Environment env = options.part != nullptr ? given.with(options.part->interrupt()) : given;
+  const Environment env = given.with(interrupt_of(options.part, given.interrupt));
   // Of all tries, if there are several: the programs have stood still in each.
   Phases phases;
   if (options.attach) {
-    STASIS_TRY(attach_first(env, root, {*options.attach, options.timeout, options.ignore_obstacles},
-                            phases));
+    auto come = attach_first(env, root,
+                             {*options.attach, options.timeout, options.ignore_obstacles}, phases);
+    if (!come) return fail(told(options.part, std::move(come.error())));
   }
   auto done = suspend_once(env, root, options, Retry::kNone, phases);
   const auto once_more = [&](Retry retry, const char* how) {
