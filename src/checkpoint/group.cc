@@ -1,3 +1,4 @@
+// Long because what is locked, kept still, checkpointed and rolled back is one list of processes.
 #include "checkpoint/group.h"
 
 #include <unistd.h>
@@ -290,6 +291,19 @@ Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
   }
 }
 
+namespace {
+
+Error another_program(const Process& process) {
+  Error error{ErrorCode::kBusy,
+              fmt::format("process {} ({}) has just become another program (exec)",
+                          process.pid().value, process.info().comm),
+              "try again"};
+  error.retry = Retry::kSame;
+  return error;
+}
+
+}  // namespace
+
 Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
                                 std::string_view phase, Progress& progress, bool may_end) {
   std::vector<Process*> selected;
@@ -301,6 +315,11 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
       return fail(std::move(state.error()));
     }
     if (*state == wanted) selected.push_back(&member.process);
+    // No lock has reached what runs by now, or does not use CUDA any more.
+    const bool is_another =
+        wanted == CudaState::kLocked && !may_end && (!*state || *state == CudaState::kRunning);
+    if (is_another && !procfs_.is_ending(member.process.pid()))
+      return fail(another_program(member.process));
   }
   // The driver keeps the content in the target's own memory: its growth is the progress.
   const auto resident = [&] {
@@ -355,6 +374,32 @@ Result<void> Group::park_threads() {
         return process.park_threads(agents_at_work_.contains(process.pid()));
       },
       "lock", quiet);
+}
+
+Result<void> Group::note_programs() {
+  programs_.clear();
+  for (const GroupMember& member : members_) {
+    const Process& process = member.process;
+    if (!member.initial || !process.alive()) continue;
+    auto space = proc::AddressSpace::open(process.pid());
+    if (space)
+      programs_.emplace(process.pid(), std::move(*space));
+    else if (process.alive() && !procfs_.is_ending(process.pid()))
+      return fail(std::move(space.error()));
+  }
+  return {};
+}
+
+Result<void> Group::verify_programs() const {
+  for (const GroupMember& member : members_) {
+    const auto program = programs_.find(member.process.pid());
+    if (program == programs_.end() || !member.process.alive()) continue;
+    auto same = program->second.check_current();
+    if (same || !member.process.alive() || procfs_.is_ending(member.process.pid())) continue;
+    if (same.error().code != ErrorCode::kProcessGone) return same;
+    return fail(another_program(member.process));
+  }
+  return {};
 }
 
 void Group::note_use(Pid pid, const std::vector<GpuUse>& use) {

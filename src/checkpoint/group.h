@@ -23,6 +23,7 @@
 #include "base/units.h"
 #include "checkpoint/process.h"
 #include "checkpoint/quiesce_round.h"
+#include "proc/address_space.h"
 
 namespace stasis {
 
@@ -98,8 +99,13 @@ class Group {
   // they leave alone those that are there already.
   Result<bool> probe_again() { return refresh(root()); }
   // Keeps the threads of every locked CUDA process still (Process::park_threads()), in parallel, as
-  // checkpoint() does too. In vain where another process does.
+  // checkpoint() does too. In vain where another process does. kBusy of both, with Retry::kSame:
+  // one has become another program (exec) since it was found, so that no lock has reached it.
   Result<void> park_threads();
+  // Called when all are kept still: remembers which programs they are.
+  Result<void> note_programs();
+  // They still are those that note_programs() has seen. kBusy, with Retry::kSame.
+  Result<void> verify_programs() const;
   // Checkpoints every locked CUDA process, in parallel. Before the first, compares the GPU memory
   // in use with the free memory of the host and with what the processes' memory cgroups leave them
   // (kOutOfHostMemory with the figures). `progress` gets the bytes moved. On an error some may be
@@ -149,6 +155,7 @@ class Group {
   Driver* driver_;
   proc::ProcFs procfs_;
   std::vector<GroupMember> members_;
+  std::map<Pid, proc::AddressSpace> programs_;
   std::map<Pid, std::vector<GpuUse>> gpu_use_;
   int lock_tries_ = 0;
   bool armed_ = true;

@@ -356,6 +356,7 @@ class DumpRun {
     phases_.end();
     STASIS_TRY(watch_.refuse_held_up(group()));
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
+    STASIS_TRY(group().verify_programs());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
     read_kernel_state(root_, manifest_.processes);
     auto lost = note_answers(answers_, manifest_.processes);

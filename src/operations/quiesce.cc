@@ -64,6 +64,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedGroup& opened,
     // What they have forked until then; from now on they fork no process.
     STASIS_TRY_ASSIGN(auto more, group.probe_again());
     if (more) continue;
+    STASIS_TRY(group.note_programs());
     STASIS_TRY(opened.direct.expect_agents());
     STASIS_TRY_ASSIGN(
         auto inherited,
@@ -103,7 +104,15 @@ Result<void> verify_states(const Group& group, CudaState wanted) {
       if (state.error().code == ErrorCode::kProcessGone) continue;
       return fail(std::move(state.error()));
     }
-    if (!*state || **state == wanted) continue;
+    if (*state == wanted) continue;
+    if (!*state) {
+      // One that runs may become what it likes, and one that is about to end has no state either.
+      if (wanted == CudaState::kRunning || proc::ProcFs().is_ending(member.process.pid())) continue;
+      return fail(
+          ErrorCode::kProcessGone,
+          fmt::format("process {} has become another program (exec)", member.process.pid().value),
+          "start the program again");
+    }
     return fail(ErrorCode::kWrongState,
                 fmt::format("process {} is {} and should be {}", member.process.pid().value,
                             cuda_state_name(**state), cuda_state_name(wanted)),

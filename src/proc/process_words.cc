@@ -67,25 +67,20 @@ Result<std::vector<std::string>> ProcFs::environment(Pid pid) const {
   return words(pid, "environ");
 }
 
-namespace {
-
-// exit(2) of all, or SIGKILL, has come to its other threads, which end one after the other.
-bool is_ending(const ProcFs& procfs, Pid pid) {
+bool ProcFs::is_ending(Pid pid) const {
   constexpr std::uint64_t kExiting = 4;  // PF_EXITING of include/linux/sched.h
   constexpr std::uint64_t kKill = std::uint64_t{1} << (SIGKILL - 1);
-  const auto all = procfs.threads(pid);
+  const auto all = threads(pid);
   return std::all_of(all.begin(), all.end(), [&](const Tid& one) {
-    const auto status = procfs.thread_status(pid, one);
-    const auto info = procfs.thread(pid, one);
+    const auto status = thread_status(pid, one);
+    const auto info = thread(pid, one);
     return !status || !info || info->has_ended() || (info->flags & kExiting) != 0 ||
            (status->pending & kKill) != 0;
   });
 }
 
-}  // namespace
-
 Error ProcFs::ended_error(const ProcessInfo& first) const {
-  if (has_ended(first.pid) || is_ending(*this, first.pid)) {
+  if (has_ended(first.pid) || is_ending(first.pid)) {
     return {ErrorCode::kZombie,
             fmt::format("process {} ({}) has exited and waits for its parent", first.pid.value,
                         first.comm),

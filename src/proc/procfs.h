@@ -151,6 +151,8 @@ class ProcFs {
   // It runs no more. One that was killed while another traces its threads keeps them, and its
   // pidfd does not say so, until the tracer has waited for each.
   bool has_ended(Pid pid) const;
+  // exit(2) of all, or SIGKILL, has come to its threads, which end one after the other.
+  bool is_ending(Pid pid) const;
   // For one whose first thread has ended: kZombie, or kNotSupported where others of it run, which
   // then is no process to the driver nor to CRIU.
   Error ended_error(const ProcessInfo& first) const;

@@ -26,6 +26,50 @@ teardown() { end_stasis; }
   target_verifies
 }
 
+# becomes_another_at POINT VERB...: of two processes that use CUDA, the second becomes another program when the tool has
+# come there. Sets $status, $out and $err.
+becomes_another_at() {
+  local point=$1 tool
+  shift
+  start_script becomes_another.py
+  WORKER=$(children_of "$TARGET")
+  at_end_kill "$WORKER"
+  STASIS_FAULT=$point:stop timeout -k 5 60 stasis "$@" "$TARGET" >"$BATS_TEST_TMPDIR/tool.out" 2>"$BATS_TEST_TMPDIR/tool.err" 3>&- &
+  tool=$!
+  wait_until 60 stopped_below "$tool"
+  kill -USR1 "$WORKER"
+  wait_until 60 is_sleep "$WORKER"
+  kill -CONT "$(pgrep -P "$tool")"
+  status=0
+  wait "$tool" || status=$?
+  err=$(<"$BATS_TEST_TMPDIR/tool.err")
+}
+stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
+is_sleep() { [[ $(<"/proc/$1/comm") == sleep ]]; }
+
+@test "a process that becomes another program before the lock is not taken for one that has ended" {
+  need_root "CRIU"
+  local way
+  for way in "stasis run --" ""; do
+    BEFORE=$way becomes_another_at group.opened dump --images-dir "$image"
+    ((status == 0)) || { echo "$err" >&2; return 1; }
+    assert_contains "$err" "process $WORKER (python3) has just become another program (exec); the dump is tried again"
+    wait_until 60 number_is_free
+    restore_it
+    target_goes_on
+    is_sleep "$WORKER"
+    end_targets
+    rm -r "$image"
+    BEFORE=$way becomes_another_at group.opened suspend
+    ((status == 0)) || { echo "$err" >&2; return 1; }
+    assert_contains "$err" "has just become another program (exec)"
+    in_state checkpointed
+    done_by resume "$TARGET"
+    target_goes_on
+    end_targets
+  done
+}
+
 @test "a dump that was killed when its tree had begun to end is finished by recover" {
   need_root "CRIU"
   start_tree --size 4M

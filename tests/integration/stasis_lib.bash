@@ -205,12 +205,13 @@ start_tree() {
 }
 
 # start_script FILE ARGUMENT...: a program of this folder as TARGET, which gets the status file and ARGUMENT, and says
-# what is wrong before it ends.
+# what is wrong before it ends. BEFORE: words before the program's.
 start_script() {
   TARGET_LOG=$BATS_TEST_TMPDIR/target.log
   TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
   rm -f "$TARGET_STATUS"
-  (exec_on_gpu setsid python3 -S "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  # shellcheck disable=SC2086
+  (exec_on_gpu setsid ${BEFORE:-} python3 -S "$BATS_TEST_DIRNAME/$1" "$TARGET_STATUS" "${@:2}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
