@@ -33,8 +33,7 @@ inline std::uint64_t next_number() {
 // last two may be exported, to processes that come and go (Physical). Managed memory is the
 // driver's, and no piece of it is known (Managed).
 enum class MemoryOrigin {
-  kServed,     // the agent has made it, for cuMemAlloc
-  kPool,       // the agent has, as a unit of a pool for cuMemAllocAsync (pools.h)
+  kServed,     // the agent has made it, for cuMemAlloc or as a unit of a pool (pools.h)
   kProgram,    // the program has, by cuMemCreate; or it was inherited (sharing.h)
   kHost,       // the same, of the host's memory
   kImported,   // another process has
@@ -79,6 +78,8 @@ struct Physical {
   // anonymous mapping of its size.
   void* saved = nullptr;
   bool is_host() const { return origin == MemoryOrigin::kHost; }
+  // The program has made it, or has inherited it: its number names the whole of it.
+  bool is_programs() const { return origin == MemoryOrigin::kProgram || is_host(); }
   bool is_imported() const {
     return origin == MemoryOrigin::kImported || origin == MemoryOrigin::kMulticast;
   }

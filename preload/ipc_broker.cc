@@ -200,7 +200,7 @@ Named find_share(std::uint64_t share) {
   }
   const auto at = tables().shares.find(share);
   if (at != tables().shares.end() && at->second->present) {
-    if (at->second->origin == MemoryOrigin::kProgram || at->second->is_host()) {
+    if (at->second->is_programs()) {
       named.answer = {CUDA_SUCCESS, 0, 0, at->second->size, {}};
       named.real = at->second->real;
     }

@@ -281,7 +281,7 @@ CUresult fill_unit(CUdevice device, CUdeviceptr address) {
     return result;
   }
   const TablesLock lock;
-  auto* physical = enter_physical(MemoryOrigin::kPool, real, PoolArena::kUnit, prop, 0);
+  auto* physical = enter_physical(MemoryOrigin::kServed, real, PoolArena::kUnit, prop, 0);
   physical->mappings = 1;
   tables().mappings.insert_or_assign(address, Mapping{address, PoolArena::kUnit, 0, physical, {}});
   return CUDA_SUCCESS;
