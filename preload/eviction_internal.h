@@ -87,10 +87,9 @@ struct Physical {
   // How often other processes have it open by that number, also while they have given it up for a
   // checkpoint: as with what was given out by descriptor.
   unsigned open_elsewhere = 0;
-  bool may_be_elsewhere() const { return given_out || open_elsewhere > 0 || key != ShareKey{}; }
+  bool others_may_have() const { return given_out || open_elsewhere > 0 || key != ShareKey{}; }
   bool can_leave() const {
-    return !is_imported() && !is_host() && !stays && !outside &&
-           !(may_be_elsewhere() && is_refused);
+    return !is_imported() && !is_host() && !stays && !outside && !(others_may_have() && is_refused);
   }
 };
 

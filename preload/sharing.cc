@@ -241,7 +241,7 @@ Outcome detach_all(std::uint64_t& room) {
       if (physical->size > room) return {CUDA_ERROR_OUT_OF_MEMORY, "room for memory of the host's"};
       // A piece that others have is freed when the last of them has given it up: its copy needs
       // room of its own.
-      if (physical->may_be_elsewhere()) room -= physical->size;
+      if (physical->others_may_have()) room -= physical->size;
       if (const auto saved = save(*physical); !saved.ok()) return saved;
     }
     const auto outcome = give_up(*physical, mappings[physical.get()]);
