@@ -315,20 +315,17 @@ Outcome export_piece(Physical& physical, bool may_renew, int& fd) {
     return driver().cuMemExportToShareableHandle(&fd, physical.real,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   };
-  auto result = physical.is_refused ? CUDA_ERROR_INVALID_VALUE : give_out();
+  auto result = physical.reach.is_refused() ? CUDA_ERROR_INVALID_VALUE : give_out();
   if (result == CUDA_ERROR_INVALID_VALUE && may_renew && renew(physical).ok()) {
-    physical.is_refused = false;
+    physical.reach.forget_trial();
     result = give_out();
   }
   return result == CUDA_SUCCESS ? Outcome{} : failed(result, "cuMemExportToShareableHandle");
 }
 
-// Not renewed where other processes have it: they would go on with what it was.
 Outcome export_segment(std::size_t index, int& fd) {
   auto& physical = *segments()[index];
-  const bool is_elsewhere = physical.open_elsewhere > 0 || physical.key != ShareKey{} ||
-                            (physical.given_out && is_lending());
-  return export_piece(physical, !is_elsewhere, fd);
+  return export_piece(physical, physical.reach.can_be_renewed(is_lending), fd);
 }
 
 Outcome evict_all() {

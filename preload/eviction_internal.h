@@ -18,6 +18,7 @@
 #include "eviction.h"
 #include "hints.h"
 #include "pools.h"
+#include "reach.h"
 #include "small_memory.h"
 
 namespace stasis::preload {
@@ -40,14 +41,6 @@ enum class MemoryOrigin {
   kMulticast,  // the same, and it is no memory: an object of cuMulticastCreate
 };
 
-// What another process shares with this one, by the agent's socket in it and its number there. All
-// zero: the agent does not know whose it is.
-struct ShareKey {
-  std::uint64_t service = 0;
-  std::uint64_t share = 0;
-  auto operator<=>(const ShareKey&) const = default;
-};
-
 // A piece of physical memory.
 struct Physical {
   MemoryOrigin origin = MemoryOrigin::kProgram;
@@ -61,19 +54,7 @@ struct Physical {
   unsigned handles = 0;  // that the program holds
   unsigned mappings = 0;
   bool present = true;
-  // Hardware has it, or it was given out past the agent: it cannot be evicted. For ever, because
-  // the agent does not learn when it is given up.
-  bool stays = false;
-  // By a descriptor of the agent's: other processes may have it. It is evicted when these have
-  // given it up (kDetach), and until then no other memory takes its place.
-  bool given_out = false;
-  // A device has it as a dma-buf, and goes on using it where it is. Of a unit of small memory: for
-  // as long as a piece that the device has is in it.
-  bool outside = false;
-  bool is_refused = false;  // by the driver, where it is to be exported (export_trial.h)
-  // What other processes know it by since it was exported; 0: not yet.
-  std::uint64_t share = 0;
-  ShareKey key{};  // of an imported one, and of one that was inherited (sharing.h)
+  Reach reach;  // who else has it
   // Of memory of the host's and of what was inherited, while it is not there: its content, as an
   // anonymous mapping of its size.
   void* saved = nullptr;
@@ -83,14 +64,8 @@ struct Physical {
   bool is_imported() const {
     return origin == MemoryOrigin::kImported || origin == MemoryOrigin::kMulticast;
   }
-  bool is_pending_heir() const { return !is_imported() && key != ShareKey{} && saved && !present; }
-  // How often other processes have it open by that number, also while they have given it up for a
-  // checkpoint: as with what was given out by descriptor.
-  unsigned open_elsewhere = 0;
-  bool others_may_have() const { return given_out || open_elsewhere > 0 || key != ShareKey{}; }
-  bool can_leave() const {
-    return !is_imported() && !is_host() && !stays && !outside && !(others_may_have() && is_refused);
-  }
+  bool is_pending_heir() const { return !is_imported() && reach.has_key() && saved && !present; }
+  bool can_leave() const { return !is_imported() && !is_host() && reach.can_leave(); }
 };
 
 // The right of one device to a part of a mapping.

@@ -49,13 +49,13 @@ void* try_all(void* pieces) {
   int first = -1;
   for (Physical* piece : *static_cast<Pieces*>(pieces)) {
     if (!alone) {
-      piece->is_refused = piece->key != ShareKey{};
+      piece->reach.skip_trial();
       continue;
     }
     int fd = -1;
     const auto result = driver().cuMemExportToShareableHandle(
         &fd, piece->real, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    piece->is_refused = result == CUDA_ERROR_INVALID_VALUE;
+    piece->reach.enter_trial(result == CUDA_ERROR_INVALID_VALUE);
     if (result != CUDA_SUCCESS) continue;
     if (first < 0)
       first = fd;
@@ -68,16 +68,12 @@ void* try_all(void* pieces) {
   return nullptr;
 }
 
-// What other processes have or may have cannot be replaced when it is refused later.
-bool may_not_be_renewed(const Physical& piece) {
-  return piece.key != ShareKey{} || piece.open_elsewhere > 0;
-}
-
-// With the tables locked.
+// With the tables locked. What other processes have cannot be renewed when it is refused later, and
+// is tried whatever its size.
 Pieces find_pieces(std::size_t least) {
   Pieces pieces;
   for (auto& [handle, physical] : tables().physicals) {
-    if ((physical->size >= least || may_not_be_renewed(*physical)) && physical->present &&
+    if ((physical->size >= least || physical->reach.others_have()) && physical->present &&
         physical->can_leave())
       pieces.push_back(physical.get());
   }
@@ -89,15 +85,14 @@ Pieces find_pieces(std::size_t least) {
 void try_exports() {
   const TablesLock lock;
   for (auto& [handle, physical] : tables().physicals)
-    physical->is_refused = false;
+    physical->reach.forget_trial();
   Pieces pieces = find_pieces(kTriedFrom);
   if (pieces.size() > kFew) pieces = find_pieces(kAllTriedFrom);
   g_done = 0;
   if (pieces.empty()) return;
   if (is_filtered() || !start_thread(&try_all, &pieces)) {
-    // What was inherited is not renewed when it is refused later: the driver keeps it.
     for (Physical* piece : pieces)
-      piece->is_refused = piece->key != ShareKey{};
+      piece->reach.skip_trial();
     return;
   }
   while (g_done.load() == 0)

@@ -17,8 +17,9 @@ inline constexpr std::size_t kTriedFrom = std::size_t{32} << 20;
 inline constexpr std::size_t kAllTriedFrom = std::size_t{256} << 20;
 inline constexpr std::size_t kFew = 32;
 
-// Sets Physical::is_refused of each piece of device memory that can leave. With the gate closed,
-// and while the program's threads run: a thread is started, with locks of the C library.
+// Enters into the Reach of each piece of device memory that can leave what the driver says. With
+// the gate closed, and while the program's threads run: a thread is started, with locks of the C
+// library.
 void try_exports();
 
 }  // namespace stasis::preload

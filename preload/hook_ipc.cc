@@ -77,7 +77,7 @@ namespace {
 // One that is open already, by its handle.
 std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
   for (const auto& [address, mapping] : tables().mappings) {
-    if (mapping.physical->key != key) continue;
+    if (mapping.physical->reach.key() != key) continue;
     const auto at = tables().allocations.find(address);
     if (at != tables().allocations.end() && at->second.is_opened()) return at;
   }
@@ -124,7 +124,7 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   auto* physical = enter_physical(MemoryOrigin::kImported, real, opened.reserved, prop, 0);
   physical->mappings = 1;
-  physical->key = opened.key;
+  physical->reach.enter_key(opened.key);
   const Access access{
       address, opened.reserved, {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
   tables().mappings.insert_or_assign(address,

@@ -258,7 +258,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
         }
       }
       // Even if it fails: the agent does not know what has left by then.
-      physical->stays = true;
+      physical->reach.stay();
     }
   }
   const auto result = driver().cuMemExportToShareableHandle(shareable, real, type, flags);
@@ -280,7 +280,7 @@ void enter_imported(CUmemGenericAllocationHandle* handle, CUmemGenericAllocation
   auto* physical = enter_physical(MemoryOrigin::kImported, real, size, prop,
                                   static_cast<unsigned>(prop.requestedHandleTypes));
   physical->handles = 1;
-  physical->key = key;
+  physical->reach.enter_key(key);
   if (key != ShareKey{}) hold_owner(connection, key);
   *handle = physical->handle;
 }
@@ -392,7 +392,7 @@ CUmemGenericAllocationHandle bound(CUmemGenericAllocationHandle handle) {
   const TablesLock lock;
   auto* physical = physical_of(handle);
   if (!physical) return handle;
-  physical->stays = true;
+  physical->reach.stay();
   return physical->real;
 }
 
@@ -474,7 +474,7 @@ CUresult map_arrays(fn::cuMemMapArrayAsync* call, void* list, unsigned count, CU
       CUmemGenericAllocationHandle handle = 0;
       std::memcpy(&handle, copy.data() + i * kInfo + kHandle, sizeof handle);
       if (auto* physical = physical_of(handle)) {
-        physical->stays = true;
+        physical->reach.stay();
         std::memcpy(copy.data() + i * kInfo + kHandle, &physical->real, sizeof handle);
       }
     }

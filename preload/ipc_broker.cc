@@ -173,7 +173,7 @@ Service& service() {
 
 void count_open(std::uint64_t share, int change) {
   const auto at = tables().shares.find(share);
-  if (at != tables().shares.end()) at->second->open_elsewhere += static_cast<unsigned>(change);
+  if (at != tables().shares.end()) at->second->reach.count_open(change);
   const auto by_driver = tables().driver_shares.find(share);
   if (by_driver != tables().driver_shares.end())
     by_driver->second.open_elsewhere += static_cast<unsigned>(change);
@@ -358,11 +358,11 @@ CUipcMemHandle handle_of_number(std::uint64_t share, const std::optional<SmallPi
 
 // The same number each time, as the driver's handle: programs look pieces up by it.
 std::uint64_t number_of(Physical& physical) {
-  if (!physical.share) {
-    physical.share = ++service().last_share;
-    tables().shares.emplace(physical.share, &physical);
+  if (!physical.reach.share()) {
+    physical.reach.enter_share(++service().last_share);
+    tables().shares.emplace(physical.reach.share(), &physical);
   }
-  return physical.share;
+  return physical.reach.share();
 }
 
 // --- The other's side
@@ -414,18 +414,17 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
 }
 
 int descriptor_of_share(Physical& physical) {
-  const bool imported = physical.is_imported();
-  const bool of_another = imported || physical.key != ShareKey{};
-  if (imported && physical.key == ShareKey{}) return -1;
-  if (!of_another && !have_service()) return -1;
-  const ShareKey key = of_another ? physical.key : ShareKey{service().token, number_of(physical)};
+  const bool has_key = physical.reach.has_key();
+  if (!has_key && (physical.is_imported() || !have_service())) return -1;
+  const ShareKey key =
+      has_key ? physical.reach.key() : ShareKey{service().token, number_of(physical)};
   const HandleContent content = content_for(key);
   const int fd = static_cast<int>(
       ::syscall(SYS_memfd_create, kDescriptorName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return -1;
   if (::write(fd, &content, sizeof content) == sizeof content &&
       ::fcntl(fd, F_ADD_SEALS, kDescriptorSeals) == 0) {
-    physical.given_out = true;
+    physical.reach.give_out();
     return fd;
   }
   ::close(fd);
@@ -447,10 +446,11 @@ std::uint32_t services_made() { return g_services_made; }
 
 std::vector<ShareKey> keys_of_own(const Physical& physical) {
   std::vector<ShareKey> keys;
-  if (!physical.share) return keys;
+  const auto share = physical.reach.share();
+  if (!share) return keys;
   for (const auto token : service().former_tokens)
-    keys.push_back({token, physical.share});
-  if (service().token != 0) keys.push_back({service().token, physical.share});
+    keys.push_back({token, share});
+  if (service().token != 0) keys.push_back({service().token, share});
   return keys;
 }
 
@@ -551,7 +551,7 @@ void leave_owner(std::uint64_t service) {
   const auto at = owners.find(service);
   const bool has_more =
       std::any_of(tables().physicals.begin(), tables().physicals.end(),
-                  [&](const auto& entry) { return entry.second->key.service == service; });
+                  [&](const auto& entry) { return entry.second->reach.key().service == service; });
   if (at == owners.end() || has_more) return;
   end_connection(at->second, {service, 0});
   owners.erase(at);

@@ -233,8 +233,8 @@ void drop_mappings(CUdeviceptr address, std::size_t size, Unneeded& unneeded) {
 void forget_if_unused(Physical* physical, Unneeded& unneeded) {
   if (physical->handles > 0 || physical->mappings > 0) return;
   if (physical->present) unneeded.push_back(physical->real);
-  const auto owner = physical->key.service;
-  tables().shares.erase(physical->share);
+  const auto owner = physical->reach.key().service;
+  tables().shares.erase(physical->reach.share());
   tables().physicals.erase(physical->handle);
   if (owner != 0) leave_owner(owner);
 }
@@ -277,7 +277,7 @@ bool is_allocated(CUdeviceptr address, std::size_t size) {
 bool mark_outside(CUdeviceptr address, std::size_t size) {
   bool any = false;
   for_overlapping(address, size, [&](auto at) {
-    at->second.physical->outside = true;
+    at->second.physical->reach.set_outside(true);
     any = true;
   });
   auto& all = tables().allocations;
@@ -290,13 +290,14 @@ bool mark_outside(CUdeviceptr address, std::size_t size) {
 
 void look_outside_again(const std::pair<const CUdeviceptr, SmallUnit>& unit) {
   const auto& all = tables().allocations;
-  mapping_at(unit.first)->physical->outside =
-      std::any_of(all.lower_bound(unit.first), all.lower_bound(unit.first + unit.second.size),
-                  [](const auto& piece) { return piece.second.outside; });
+  mapping_at(unit.first)
+      ->physical->reach.set_outside(
+          std::any_of(all.lower_bound(unit.first), all.lower_bound(unit.first + unit.second.size),
+                      [](const auto& piece) { return piece.second.outside; }));
 }
 
 void mark_staying(CUdeviceptr address, std::size_t size) {
-  for_overlapping(address, size, [](auto at) { at->second.physical->stays = true; });
+  for_overlapping(address, size, [](auto at) { at->second.physical->reach.stay(); });
 }
 
 }  // namespace stasis::preload

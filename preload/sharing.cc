@@ -25,7 +25,7 @@ ShareKey key_of_id(const ShareId& id) { return {id[0], id[1]}; }
 
 // Of those by which the agent could bring the memory back.
 bool is_known_import(const Physical& physical) {
-  return physical.origin == MemoryOrigin::kImported && physical.key != ShareKey{};
+  return physical.origin == MemoryOrigin::kImported && physical.reach.has_key();
 }
 
 std::atomic<std::uint32_t> g_sharing_calls{0};
@@ -53,11 +53,12 @@ class Connections {
   bool has_hung_up(const Physical& imported) {
     // By CUDA IPC each piece has one of its own.
     if (const auto at = by_ipc_.find(&imported); at != by_ipc_.end())
-      return preload::has_hung_up(at->second, imported.key);
-    const auto [known, is_new] = by_descriptor_.try_emplace(imported.key.service, false);
+      return preload::has_hung_up(at->second, imported.reach.key());
+    const auto [known, is_new] = by_descriptor_.try_emplace(imported.reach.key().service, false);
     if (!is_new) return known->second;
-    const auto at = tables().owners.find(imported.key.service);
-    known->second = at != tables().owners.end() && preload::has_hung_up(at->second, imported.key);
+    const auto at = tables().owners.find(imported.reach.key().service);
+    known->second =
+        at != tables().owners.end() && preload::has_hung_up(at->second, imported.reach.key());
     return known->second;
   }
 
@@ -80,8 +81,8 @@ void count_shared(std::uint32_t& count) {
   std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals)
-    counted += physical->key != ShareKey{} || physical->is_imported() || physical->share != 0 ||
-               physical->is_host() || physical->outside;
+    counted += physical->is_imported() || physical->is_host() ||
+               physical->reach.is_known_elsewhere() || physical->reach.is_outside();
   counted += static_cast<std::uint32_t>(tables().managed.size());
   counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
@@ -115,20 +116,21 @@ std::vector<Shared> list_shared() {
   std::vector<Shared> shared;
   Connections connections;
   for (const auto& [handle, physical] : tables().physicals) {
-    if (physical->outside) shared.push_back({{}, physical->size, ShareRole::kOutside, 0});
+    if (physical->reach.is_outside())
+      shared.push_back({{}, physical->size, ShareRole::kOutside, 0});
     if (physical->origin == MemoryOrigin::kMulticast) continue;  // told by their number
     if (physical->origin == MemoryOrigin::kImported) {
       const bool known = is_known_import(*physical);
-      shared.push_back({id_of(physical->key), physical->size,
+      shared.push_back({id_of(physical->reach.key()), physical->size,
                         known ? ShareRole::kImporter : ShareRole::kForeign,
                         known ? connections.status_of(*physical) : 0});
     } else {
       auto keys = keys_of_own(*physical);
-      if (physical->key != ShareKey{}) keys.push_back(physical->key);
+      if (physical->reach.has_key()) keys.push_back(physical->reach.key());
       for (const auto& key : keys)
         shared.push_back({id_of(key), physical->size,
                           physical->is_pending_heir() ? ShareRole::kHeir : ShareRole::kOwner,
-                          physical->open_elsewhere, physical->is_host()});
+                          physical->reach.open_elsewhere(), physical->is_host()});
     }
   }
   for (std::size_t i = 0; i < foreign_count(); ++i)
@@ -241,7 +243,7 @@ Outcome detach_all(std::uint64_t& room) {
       if (physical->size > room) return {CUDA_ERROR_OUT_OF_MEMORY, "room for memory of the host's"};
       // A piece that others have is freed when the last of them has given it up: its copy needs
       // room of its own.
-      if (physical->others_may_have()) room -= physical->size;
+      if (physical->reach.others_may_have()) room -= physical->size;
       if (const auto saved = save(*physical); !saved.ok()) return saved;
     }
     const auto outcome = give_up(*physical, mappings[physical.get()]);
@@ -278,7 +280,7 @@ Outcome inherit(const ShareId& id) {
   const auto& all = tables().physicals;
   const auto at = std::find_if(all.begin(), all.end(), [&](const auto& entry) {
     return entry.second->present && is_known_import(*entry.second) &&
-           id_of(entry.second->key) == id;
+           id_of(entry.second->reach.key()) == id;
   });
   if (at == all.end()) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
   Physical& physical = *at->second;
@@ -330,7 +332,7 @@ Outcome lend(const ShareId& id, bool closed, int& fd) {
     if (is_own_locked(key_of_id(id)) && at != tables().shares.end() && at->second->present)
       lent = at->second;
     for (const auto& [handle, physical] : tables().physicals)
-      if (id_of(physical->key) == id && physical->present && !is_known_import(*physical))
+      if (id_of(physical->reach.key()) == id && physical->present && !is_known_import(*physical))
         lent = physical.get();
     if (lent) real = lent->real;
   }
@@ -347,7 +349,7 @@ Outcome lend(const ShareId& id, bool closed, int& fd) {
 MissingImports::MissingImports() : mappings_(mappings_by_physical()) {
   for (const auto& [handle, physical] : tables().physicals)
     if (physical->origin == MemoryOrigin::kImported && !physical->present)
-      missing_.emplace(id_of(physical->key), physical.get());
+      missing_.emplace(id_of(physical->reach.key()), physical.get());
 }
 
 Outcome MissingImports::attach(const ShareId& id, int fd) {
