@@ -273,7 +273,7 @@ Inventory take_inventory() {
     if (!seen.insert(physical).second) return;
     if (!physical->can_leave()) {
       // Those leave another way (sharing.h).
-      if (physical->is_imported() || physical->is_host()) return;
+      if (physical->is_for_detach()) return;
       ++inventory.staying;
       inventory.staying_bytes += physical->size;
       return;

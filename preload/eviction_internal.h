@@ -64,8 +64,20 @@ struct Physical {
   bool is_imported() const {
     return origin == MemoryOrigin::kImported || origin == MemoryOrigin::kMulticast;
   }
-  bool is_pending_heir() const { return !is_imported() && reach.has_key() && saved && !present; }
-  bool can_leave() const { return !is_imported() && !is_host() && reach.can_leave(); }
+  // The agent can have it back, from its owner by the key.
+  bool is_known_import() const { return origin == MemoryOrigin::kImported && reach.has_key(); }
+  // Its owner freed it, or has ended: this process is its owner now.
+  bool is_inherited() const { return !is_imported() && reach.has_key(); }
+  bool is_pending_heir() const { return is_inherited() && saved && !present; }
+  // Is not evicted: kDetach gives it up, if it can be had back (sharing.h).
+  bool is_for_detach() const { return is_imported() || is_host(); }
+  bool can_be_detached() const { return is_known_import() || is_host(); }
+  // kDetach or another command about what is shared concerns it (count_shared()).
+  bool is_counted_as_shared() const {
+    return is_for_detach() || reach.is_known_elsewhere() || reach.is_outside();
+  }
+  // The agent may evict it.
+  bool can_leave() const { return !is_for_detach() && reach.can_leave(); }
 };
 
 // The right of one device to a part of a mapping.

@@ -23,11 +23,6 @@ namespace {
 ShareId id_of(const ShareKey& key) { return {key.service, key.share}; }
 ShareKey key_of_id(const ShareId& id) { return {id[0], id[1]}; }
 
-// Of those by which the agent could bring the memory back.
-bool is_known_import(const Physical& physical) {
-  return physical.origin == MemoryOrigin::kImported && physical.reach.has_key();
-}
-
 std::atomic<std::uint32_t> g_sharing_calls{0};
 
 // With the tables locked, besides what they have as Physical.
@@ -81,8 +76,7 @@ void count_shared(std::uint32_t& count) {
   std::uint32_t counted = g_sharing_calls;
   const TablesLock lock;
   for (const auto& [handle, physical] : tables().physicals)
-    counted += physical->is_imported() || physical->is_host() ||
-               physical->reach.is_known_elsewhere() || physical->reach.is_outside();
+    counted += physical->is_counted_as_shared();
   counted += static_cast<std::uint32_t>(tables().managed.size());
   counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
@@ -96,10 +90,8 @@ void add_shared(std::uint32_t& count) {
 std::uint32_t detached_count() {
   std::uint32_t count = managed_away();
   const TablesLock lock;
-  for (const auto& [handle, physical] : tables().physicals) {
-    const bool saved = physical->is_host() || physical->saved;
-    count += (physical->is_imported() || saved) && !physical->present;
-  }
+  for (const auto& [handle, physical] : tables().physicals)
+    count += (physical->is_for_detach() || physical->saved) && !physical->present;
   return count;
 }
 
@@ -120,13 +112,13 @@ std::vector<Shared> list_shared() {
       shared.push_back({{}, physical->size, ShareRole::kOutside, 0});
     if (physical->origin == MemoryOrigin::kMulticast) continue;  // told by their number
     if (physical->origin == MemoryOrigin::kImported) {
-      const bool known = is_known_import(*physical);
+      const bool known = physical->is_known_import();
       shared.push_back({id_of(physical->reach.key()), physical->size,
                         known ? ShareRole::kImporter : ShareRole::kForeign,
                         known ? connections.status_of(*physical) : 0});
     } else {
       auto keys = keys_of_own(*physical);
-      if (physical->reach.has_key()) keys.push_back(physical->reach.key());
+      if (physical->is_inherited()) keys.push_back(physical->reach.key());
       for (const auto& key : keys)
         shared.push_back({id_of(key), physical->size,
                           physical->is_pending_heir() ? ShareRole::kHeir : ShareRole::kOwner,
@@ -238,7 +230,7 @@ Outcome detach_all(std::uint64_t& room) {
   const CurrentContext current(any_context());
   auto mappings = mappings_by_physical();
   for (const auto& [handle, physical] : tables().physicals) {
-    if (!physical->present || !(is_known_import(*physical) || physical->is_host())) continue;
+    if (!physical->present || !physical->can_be_detached()) continue;
     if (physical->is_host()) {
       if (physical->size > room) return {CUDA_ERROR_OUT_OF_MEMORY, "room for memory of the host's"};
       // A piece that others have is freed when the last of them has given it up: its copy needs
@@ -279,7 +271,7 @@ Outcome inherit(const ShareId& id) {
   const CurrentContext current(any_context());
   const auto& all = tables().physicals;
   const auto at = std::find_if(all.begin(), all.end(), [&](const auto& entry) {
-    return entry.second->present && is_known_import(*entry.second) &&
+    return entry.second->present && entry.second->is_known_import() &&
            id_of(entry.second->reach.key()) == id;
   });
   if (at == all.end()) return {CUDA_ERROR_INVALID_HANDLE, "no such memory"};
@@ -332,7 +324,7 @@ Outcome lend(const ShareId& id, bool closed, int& fd) {
     if (is_own_locked(key_of_id(id)) && at != tables().shares.end() && at->second->present)
       lent = at->second;
     for (const auto& [handle, physical] : tables().physicals)
-      if (id_of(physical->reach.key()) == id && physical->present && !is_known_import(*physical))
+      if (id_of(physical->reach.key()) == id && physical->present && !physical->is_known_import())
         lent = physical.get();
     if (lent) real = lent->real;
   }
