@@ -117,7 +117,7 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
   std::string words;
   for (const std::string& word : options_used(m.criu_options))
     words += (words.empty() ? "" : "\n") + shown(word);
-  show("options", words);
+  show("options", words.empty() ? "none" : words);
   std::string here;
   if (restorable(report)) {
     here = verified

@@ -16,13 +16,17 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// As `stasis dump` would be given it.
+template <class T>
+bool is_default(const CriuOption<T>& row, const CriuOptions& criu) {
+  return criu.*row.field == CriuOptions().*row.field;
+}
+
+// As `stasis dump` would be given it; nothing of a default.
 void add_words(Words& out, const CriuOption<bool>& row, const CriuOptions& criu) {
-  if (criu.*row.field == CriuOptions().*row.field) return;
-  out.push_back(criu.*row.field ? row.flag : negated(row.flag));
+  if (!is_default(row, criu)) out.push_back(criu.*row.field ? row.flag : negated(row.flag));
 }
 void add_words(Words& out, const CriuOption<std::uint32_t>& row, const CriuOptions& criu) {
-  out.push_back(fmt::format("{} {}", row.flag, criu.*row.field));
+  if (!is_default(row, criu)) out.push_back(fmt::format("{} {}", row.flag, criu.*row.field));
 }
 void add_words(Words& out, const CriuOption<std::string>& row, const CriuOptions& criu) {
   if (!(criu.*row.field).empty()) out.push_back(fmt::format("{} {}", row.flag, criu.*row.field));
@@ -32,8 +36,10 @@ void add_words(Words& out, const CriuOption<Words>& row, const CriuOptions& criu
     out.push_back(fmt::format("{} {}", row.flag, one));
 }
 void add_words(Words& out, const CriuOption<CgroupMode>& row, const CriuOptions& criu) {
-  out.push_back(fmt::format("{} {}", row.flag, choice_name(criu.*row.field)));
+  if (!is_default(row, criu))
+    out.push_back(fmt::format("{} {}", row.flag, choice_name(criu.*row.field)));
 }
+// Also the default: a restore of such connections wants the same program there.
 void add_words(Words& out, const CriuOption<NetworkLock>& row, const CriuOptions& criu) {
   if (criu.tcp_established)
     out.push_back(fmt::format("{} {}", row.flag, choice_name(criu.*row.field)));

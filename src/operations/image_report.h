@@ -13,7 +13,8 @@
 
 namespace stasis {
 
-// The options of the dump that a restore uses again, by the words of the command line.
+// The options of the dump that a restore uses again and that are not the default, by the words of
+// the command line.
 std::vector<std::string> options_used(const CriuOptions& criu);
 
 // On all GPUs; 0 if unknown.

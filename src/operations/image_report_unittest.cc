@@ -10,8 +10,7 @@ using testing::ElementsAre;
 
 TEST(ImageReport, OptionsAreGivenAsTheCommandLineTakesThem) {
   CriuOptions criu;
-  EXPECT_THAT(options_used(criu),
-              ElementsAre("--ghost-limit 268435456", "--manage-cgroups ignore"));
+  EXPECT_THAT(options_used(criu), ElementsAre());  // what was not given is not said
   criu.shell_job = true;
   criu.tcp_established = true;
   criu.link_remap = false;

@@ -84,10 +84,14 @@ std::string page_saying(const std::string& hostile) {
 
 TEST(Page, SaysWhatTheImageHolds) {
   const std::string page = page_of(small_image());
-  for (const char* words : {"python3 train.py", "node7", "Can be restored on this machine",
-                            "memory of process 100", "2026-11-21", "00000000:18:00.0", "580.159.04",
-                            "--ghost-limit", "90.0 %", "600 ms", "13.0"})
+  for (const char* words :
+       {"python3 train.py", "node7", "Can be restored on this machine", "memory of process 100",
+        "2026-11-21", "00000000:18:00.0", "580.159.04", "90.0 %", "600 ms", "13.0"})
     EXPECT_THAT(page, HasSubstr(words));
+  EXPECT_THAT(page, Not(HasSubstr("--ghost-limit")));  // the default
+  ImageReport with_limit = small_image();
+  with_limit.manifest.criu_options.ghost_limit = 1 << 20;
+  EXPECT_THAT(page_of(with_limit), HasSubstr("--ghost-limit 1048576"));
   EXPECT_THAT(page, Not(HasSubstr("Simulated GPU")));
   // The timeline is there for wide and for narrow pages, a part's bar once.
   EXPECT_EQ(count(page, "class=\"row\""), 2 * 3);

@@ -21,7 +21,7 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   assert_equal "$(json 'd["pid"]')" "$TARGET"
   assert_equal "$(json 'd["simulated"]')" True
   assert_equal "$(json 'd["image_bytes"] == sum(s["bytes"] for s in d["sizes"])')" True
-  assert_equal "$(json '"; ".join(d["options"])')" "--file-locks; --ghost-limit 268435456; --manage-cgroups ignore"
+  assert_equal "$(json '"; ".join(d["options"])')" --file-locks
   # What was on the GPU is in the process's memory.
   assert_equal "$(json "[s['bytes'] for s in d['sizes'] if s['what'] == 'memory of process $TARGET'][0] > 32 << 20")" True
   assert_equal "$(json '{p["name"] for p in d["phases"]} >= {"lock", "checkpoint", "criu"}')" True
@@ -31,6 +31,9 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   assert_equal "$status" 0
   [[ $out == *"tree "*" $TARGET "*"stasis-workload memory"*"[CUDA, running"* ]]
   [[ $out == *"nothing known stands in the way of a restore on this machine, now"* ]]
+  # And not the defaults.
+  assert_contains "$out" "options   --file-locks"
+  [[ $out != *"--ghost-limit"* && $out != *"--manage-cgroups"* ]]
   restore_it
   target_goes_on
 }
