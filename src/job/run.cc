@@ -42,6 +42,7 @@ Result<void> can_be_saved() {
 
 Result<void> complete(RunOptions& options) {
   STASIS_TRY(check_worker_options(options.worker));
+  options.worker.name = options.name;
   if (options.worker.group.has_others()) {
     STASIS_TRY(open_group(options.worker.group));
     options.worker.group_timeout = options.grace;

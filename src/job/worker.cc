@@ -90,9 +90,11 @@ Result<std::unique_ptr<GroupPart>> join_save(const JobGroup& group, const SaveOr
 }
 
 WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order,
-                const StreamEnds& streams, const JobGroup& group) {
+                const StreamEnds& streams, const WorkerOptions& of_job) {
+  const JobGroup& group = of_job.group;
   DumpOptions options;
   options.images_dir = order.images_dir;
+  options.job_name = of_job.name;
   options.after = order.end ? AfterDump::kKill : AfterDump::kRunning;
   options.job.emplace();
   options.job->command = order.command;
@@ -237,7 +239,7 @@ WorkResult work(Worker& worker, const WorkOrder& order, const StreamEnds& stream
   return std::visit(
       Cases{
           [&](const SaveOrder& one) {
-            return save(worker, driver, order.root, one, streams, wanted.group);
+            return save(worker, driver, order.root, one, streams, wanted);
           },
           [&](const RestoreOrder& one) { return bring_back(worker, driver, one, streams, wanted); },
           [&](const RecoverOrder&) { return bring_to_run(worker, driver, order.root); },

@@ -26,6 +26,7 @@ struct WorkerOptions {
   std::string metrics = {};  // a directory for the sums of all operations; empty: none
   JobGroup group = {};
   std::chrono::milliseconds group_timeout{0};  // for the other parts to come to a start
+  std::string name = {};                       // of the job, for its images; empty: it has none
 };
 
 // Before there are workers; makes the paths of trace and metrics some that they find. kUsage.

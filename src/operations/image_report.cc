@@ -142,8 +142,17 @@ std::string shell_word(const std::string& word) {
   return out + "'";
 }
 
+// Not one by a number, as a job has that was given none: another start gives another.
+static bool is_chosen(const std::string& job_name) {
+  constexpr std::string_view kMadeUp = "job-";
+  return !job_name.empty() &&
+         (!job_name.starts_with(kMadeUp) ||
+          job_name.find_first_not_of("0123456789", kMadeUp.size()) != std::string::npos);
+}
+
 std::string line_of_job(const Manifest& manifest, const std::string& image) {
   std::string line = "stasis run --images-dir " + shell_word(image.substr(0, image.rfind('/')));
+  if (is_chosen(manifest.job_name)) line += " --name " + shell_word(manifest.job_name);
   line += " --";
   if (manifest.job)
     for (const std::string& word : manifest.job->command)

@@ -43,7 +43,8 @@ bool restorable(const ImageReport& report);
 // What was in the /dev/shm of a job of `stasis run` is in the image: only such a job goes on from
 // it, and restore() refuses it.
 bool is_for_a_job(const Manifest& manifest);
-// The line that started such a job, and goes on from the newest image beside this one.
+// The line that goes on from the newest image beside this one, with what is in the image of the
+// one that started the job: the command, and its name if it was given one.
 std::string line_of_job(const Manifest& manifest, const std::string& image);
 // As a shell takes it.
 std::string shell_word(const std::string& word);

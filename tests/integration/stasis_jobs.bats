@@ -274,6 +274,16 @@ END
   cp -r "$images/000001" "$BATS_TEST_TMPDIR/elsewhere"
   refused 2 usage restore "$BATS_TEST_TMPDIR/elsewhere" --detach
   assert_contains "$err" "let it be DIR/000001"
+  # With the name that it was given, which its images keep.
+  start_run --name trainer
+  told "goes on from"
+  kill -TERM "$RUN"
+  ends_with 75
+  refused 2 usage restore "$images" --detach
+  assert_contains "$err" "start \`stasis run --images-dir $images --name trainer -- stasis-workload memory"
+  assert_contains "$err" ", with --every and the like as before: it goes on there"
+  done_by inspect "$images" --json
+  assert_equal "$(json 'd["name"]')" trainer
 }
 
 @test "--every saves it again and again, and --keep says how many images stay" {
