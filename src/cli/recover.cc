@@ -36,14 +36,17 @@ std::string to_text(const RecoverReport& report) {
                                            "--images-dir {}` brings it back",
                                            report.image));
   }
+  if (report.was_so) return subject_text(report.root, report.processes) + " was running already";
+  const bool is_root = report.processes.size() == 1 && report.processes.front().pid == report.root;
   std::string states;
   for (const ProcessReport& process : report.processes) {
     if (!process.state) continue;
-    states += fmt::format("{}{} is {}", states.empty() ? "" : ", ", process.pid.value,
-                          cuda_state_name(*process.state));
+    states += is_root ? fmt::format(" is {}", cuda_state_name(*process.state))
+                      : fmt::format("{} {} is {}", states.empty() ? ":" : ",", process.pid.value,
+                                    cuda_state_name(*process.state));
   }
   return fmt::format(
-      "process {}{}: {}{}", report.root.value, what, states,
+      "process {}{}{}{}", report.root.value, what, states,
       report.image_kept ? fmt::format("; the image {} is complete and is kept", report.image) : "");
 }
 

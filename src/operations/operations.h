@@ -379,6 +379,8 @@ struct RecoverReport {
   bool as_before = false;
 };
 
+  // All of its processes ran, no operation was cut short, and nothing was done.
+  bool was_so = false;
 // Makes every CUDA process of the tree run again, whatever state an interrupted operation, or
 // another tool, has left it in. Of one that an operation on a larger tree has left so: all of that.
 Result<RecoverReport> recover(const Environment& env, Pid pid);

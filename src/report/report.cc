@@ -39,13 +39,17 @@ std::string size_text(const DumpReport& report) {
   return text;
 }
 
-std::string subject_text(const Report& report) {
+std::string subject_text(Pid root, const std::vector<ProcessReport>& processes) {
   std::size_t cuda = 0;
-  for (const ProcessReport& process : report.processes)
+  for (const ProcessReport& process : processes)
     cuda += process.cuda ? 1 : 0;
-  if (report.processes.size() <= 1) return fmt::format("process {}", report.root.value);
-  return fmt::format("process {} and what is below it ({} processes, {} with CUDA)",
-                     report.root.value, report.processes.size(), cuda);
+  if (processes.size() <= 1) return fmt::format("process {}", root.value);
+  return fmt::format("process {} and what is below it ({} processes, {} with CUDA)", root.value,
+                     processes.size(), cuda);
+}
+
+std::string subject_text(const Report& report) {
+  return subject_text(report.root, report.processes);
 }
 
 const char* path_name(const Report& report) {
@@ -121,6 +125,7 @@ json to_json(const RecoverReport& report) {
           {"images_dir", or_null(report.image)},
           {"processes", processes},
           {"finished", report.finished},
+          {"was_so", report.was_so},
           {"image_kept", report.image_kept},
           {"outcome", or_null(report.outcome)},
           {"error", report.error ? to_json(*report.error)["error"] : json()}};

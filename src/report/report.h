@@ -32,6 +32,7 @@ std::string size_text(const DumpReport& report);
 // "process 12", "process 12 and what is below it (3 processes, 2 with CUDA)"
 std::string subject_text(const Report& report);
 // {"ok": false, "error": {...}}
+std::string subject_text(Pid root, const std::vector<ProcessReport>& processes);
 nlohmann::json to_json(const Error& error);
 nlohmann::json to_json(const CriuDiagnosis& diagnosis);
 

@@ -380,7 +380,7 @@ criu_runs() {
   kill -KILL "$resume"
   wait "$resume" || true
   done_by recover --all
-  assert_contains "$out" "(cut short: stasis resume): $TARGET is running"
+  assert_contains "$out" "process $TARGET (cut short: stasis resume) is running"
   in_state running
   nothing_left
   target_goes_on
@@ -412,7 +412,7 @@ criu_runs() {
   in_state checkpointed
   capture unshare --time --boottime 100000 --monotonic 5000 --fork stasis recover --all
   ((status == 0))
-  assert_contains "$out" "$TARGET is running"
+  assert_contains "$out" "process $TARGET (cut short: stasis suspend) is running"
   in_state running
   # And what was remembered there of a suspended one is known here.
   capture unshare --time --boottime 100000 --fork stasis suspend "$TARGET"
@@ -448,11 +448,11 @@ criu_runs() {
   wait "$container" || true
   local said
   said=$(<"$INNER_STATUS.said")
-  assert_contains "$said" "process 2 (cut short: stasis suspend): 2 is running"
+  assert_contains "$said" "process 2 (cut short: stasis suspend) is running"
   assert_contains "$said" "another PID namespace, which is not seen from here"
   # That namespace is gone, and nothing is left to say of it.
   capture stasis recover --all
-  assert_contains "$out" "$TARGET is running"
+  assert_contains "$out" "process $TARGET (cut short: stasis suspend) is running"
   [[ $err != *"PID namespace"* ]] || { echo "$err" >&2; false; }
   nothing_left
 }

@@ -571,5 +571,13 @@ END
   assert_contains "$out" "resumed process $TARGET in "
   done_by resume "$TARGET"
   assert_contains "$out" "process $TARGET was running already"
+  done_by recover "$TARGET"
+  assert_equal "$out" "process $TARGET was running already"$'\n'
+  done_by recover "$TARGET" --json
+  assert_equal "$(json 'd["recovered"][0]["was_so"]')" True
+  # Once only is the number said where it was not so, too.
+  done_by suspend "$TARGET"
+  done_by recover "$TARGET"
+  assert_equal "$out" "process $TARGET is running"$'\n'
   target_goes_on
 }
