@@ -192,7 +192,8 @@ void add_verify_flag(CLI::App& command, bool& verify) {
 }
 
 std::string phases_text(const Report& report) {
-  std::string out = fmt::format("{} path: ", path_name(report));
+  const char* path = path_name(report);
+  std::string out = path != nullptr ? fmt::format("{} path: ", path) : std::string();
   bool first = true;
   for (const PhaseRecord& phase : report.phases) {
     out += fmt::format("{}{} {}", std::exchange(first, false) ? "" : ", ", phase.name,

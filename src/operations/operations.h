@@ -58,6 +58,8 @@ struct Report {
   std::optional<Seconds> downtime;
   // The processes were in the state that was asked for, and nothing was done.
   bool was_so = false;
+  // Of processes that were suspended already: what moved their GPU memory then.
+  std::optional<MemoryPath> moved_before;
   int lock_tries = 0;  // how often the processes were asked until all were locked; 0: no lock
   // Bytes of GPU memory that the mover has copied; the driver has copied the rest.
   std::uint64_t direct_bytes = 0;
@@ -377,10 +379,10 @@ struct RecoverReport {
   // With `error`: nothing is left half done, and its processes are as they were before the
   // operation.
   bool as_before = false;
-};
-
   // All of its processes ran, no operation was cut short, and nothing was done.
   bool was_so = false;
+};
+
 // Makes every CUDA process of the tree run again, whatever state an interrupted operation, or
 // another tool, has left it in. Of one that an operation on a larger tree has left so: all of that.
 Result<RecoverReport> recover(const Environment& env, Pid pid);

@@ -3,6 +3,7 @@
 #include "base/fault_point.h"
 #include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
+#include "direct/agent_client.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"
@@ -12,6 +13,18 @@
 namespace stasis {
 
 namespace {
+
+// By what the GPU memory of processes that are suspended went. Nothing if an agent cannot be seen.
+std::optional<MemoryPath> moved_before(const Group& group) {
+  MemoryPath path = MemoryPath::kDriver;
+  for (const GroupMember& member : group.members()) {
+    if (!member.initial) continue;
+    const auto agent = direct::AgentClient::probe(member.process.pid());
+    if (!agent) return std::nullopt;
+    if (*agent && direct::is_away((*agent)->state)) path = MemoryPath::kDirect;
+  }
+  return path;
+}
 
 // `again`: what the error of the try before says to try.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
@@ -68,6 +81,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   report.total = phases.total();
   report.downtime = downtime;
   report.was_so = !downtime;
+  if (report.was_so) report.moved_before = moved_before(group);
   report.lock_tries = group.lock_tries();
   report.direct_bytes = direct_bytes;
   report.phases = phases.take();

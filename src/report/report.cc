@@ -53,10 +53,13 @@ std::string subject_text(const Report& report) {
 }
 
 const char* path_name(const Report& report) {
-  return report.direct_bytes > 0 ? "direct" : "driver";
+  if (!report.was_so) return report.direct_bytes > 0 ? "direct" : "driver";
+  if (!report.moved_before) return nullptr;
+  return *report.moved_before == MemoryPath::kDirect ? "direct" : "driver";
 }
 
 json to_json(const Report& report) {
+  const char* path = path_name(report);
   json processes = json::array();
   for (const ProcessReport& process : report.processes)
     processes.push_back(to_json(process));
@@ -66,7 +69,7 @@ json to_json(const Report& report) {
   }
   json out = {{"ok", true},
               {"pid", report.root.value},
-              {"path", path_name(report)},
+              {"path", path != nullptr ? json(path) : json()},
               {"processes", processes},
               {"phases", phases},
               {"lost", report.lost},
@@ -122,10 +125,10 @@ json to_json(const RecoverReport& report) {
   }
   return {{"pid", report.root.value},
           {"operation", or_null(report.operation)},
+          {"was_so", report.was_so},
           {"images_dir", or_null(report.image)},
           {"processes", processes},
           {"finished", report.finished},
-          {"was_so", report.was_so},
           {"image_kept", report.image_kept},
           {"outcome", or_null(report.outcome)},
           {"error", report.error ? to_json(*report.error)["error"] : json()}};

@@ -25,14 +25,15 @@ nlohmann::json to_json(const MachineFacts& here);
 nlohmann::json to_json(const RecoverReport& report);
 // Of `recover --all`, or of one.
 nlohmann::json to_json(const std::vector<RecoverReport>& reports);
-// "direct": part of the GPU memory at least; "driver": none.
+// "direct": part of the GPU memory at least; "driver": none. Where nothing was done, what has moved
+// it before, or null if that is not known.
 const char* path_name(const Report& report);
 // "16.2 GiB", "16.2 GiB, 0.9 GiB of it written"
 std::string size_text(const DumpReport& report);
 // "process 12", "process 12 and what is below it (3 processes, 2 with CUDA)"
 std::string subject_text(const Report& report);
-// {"ok": false, "error": {...}}
 std::string subject_text(Pid root, const std::vector<ProcessReport>& processes);
+// {"ok": false, "error": {...}}
 nlohmann::json to_json(const Error& error);
 nlohmann::json to_json(const CriuDiagnosis& diagnosis);
 

@@ -191,6 +191,22 @@ path_in_ps() {
   json "next(p['path'] for p in d['processes'] if p['pid'] == $TARGET)"
 }
 
+@test "suspending what is suspended says by what its GPU memory went, and resuming what runs by nothing" {
+  local path
+  start_agent memory --size 16M
+  for path in direct driver; do
+    done_by suspend "$TARGET" --path "$path" --json
+    assert_equal "$(json 'd["was_so"], d["path"]')" "False $path"
+    done_by suspend "$TARGET" --json
+    assert_equal "$(json 'd["was_so"], d["path"], d["direct_bytes"]')" "True $path 0"
+    done_by resume "$TARGET" --json
+    assert_equal "$(json 'd["path"]')" "$path"
+    done_by resume "$TARGET" --json
+    assert_equal "$(json 'd["was_so"], d["path"]')" "True None"
+  done
+  target_goes_on
+}
+
 @test "ps shows the path of who runs and of who is suspended" {
   start_agent memory --size 8M
   assert_equal "$(path_in_ps)" direct
