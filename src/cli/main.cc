@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/fault_point.h"
 #include "base/suggest.h"
@@ -74,10 +75,20 @@ std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
                      meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant));
 }
 
+const CLI::Option* option_of_verb(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* verb : app.get_subcommands())
+    if (const CLI::Option* option = verb->get_option_no_throw(name)) return option;
+  return nullptr;
+}
+
 // CLI11's message in the words of our help texts.
 std::string message_of(const CLI::App& app, const CLI::ParseError& error) {
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const std::vector<std::string> words = app.remaining(true);
+    if (words.size() > 1) {
+      return fmt::format("there are {} arguments too many: {}", words.size(),
+                         fmt::join(words, " "));
+    }
     return fmt::format("there is one argument too many: {}",
                        words.empty() ? std::string("?") : words.front());
   }
@@ -92,20 +103,45 @@ std::string message_of(const CLI::App& app, const CLI::ParseError& error) {
     if (app.get_subcommands().empty()) return "a verb is required";
   }
   const std::string said = error.what();
+  constexpr std::string_view kExcludes = " excludes ";
+  if (const auto at = said.find(kExcludes);
+      dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr && at != std::string::npos) {
+    return fmt::format("{} and {} do not go together", said.substr(0, at),
+                       said.substr(at + kExcludes.size()));
+  }
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return said;
   const std::string name = said.substr(0, said.find(':'));
-  if (said.find("At Most") != std::string::npos) return name + " was given more than once";
-  if (!said.ends_with(" missing")) return said;
-  for (const CLI::App* verb : app.get_subcommands()) {
-    const CLI::Option* option = verb->get_option_no_throw(name);
-    if (option == nullptr) continue;
-    // "TEXT:{none,lz4,zstd}", or "TIME".
-    std::string type = option->get_type_name();
-    if (const std::size_t words = type.find('{'); words != std::string::npos)
-      type = "one of " + type.substr(words + 1, type.find('}') - words - 1);
-    return fmt::format("{} needs a value: {}", name, type);
+  if (said.find("At Most") != std::string::npos) {
+    const CLI::Option* twice = option_of_verb(app, name);
+    if (twice == nullptr || !twice->get_positional()) return name + " was given more than once";
+    return fmt::format("there is more than one {}: {}", twice->get_name(true),
+                       fmt::join(twice->results(), ", "));
   }
-  return said;
+  if (!said.ends_with(" missing")) return said;
+  const CLI::Option* option = option_of_verb(app, name);
+  if (option == nullptr) return said;
+  // "TEXT:{none,lz4,zstd}", or "TIME".
+  std::string type = option->get_type_name();
+  if (const std::size_t words = type.find('{'); words != std::string::npos)
+    type = "one of " + type.substr(words + 1, type.find('}') - words - 1);
+  return fmt::format("{} needs a value: {}", name, type);
+}
+
+// What the line of a verb that takes one process, or one directory, has too much of.
+std::string how_many(const CLI::App* verb, const CLI::ParseError& error) {
+  if (verb == nullptr) return {};
+  const bool too_much = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                        dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr;
+  const CLI::Option* target = verb->get_option_no_throw("PID");
+  const CLI::Option* directory = verb->get_option_no_throw("--images-dir");
+  if (!too_much) return {};
+  std::string out;
+  if (target != nullptr) out += ", with one process or job at a time, whose whole tree is meant";
+  if (directory != nullptr && directory->get_positional()) {
+    out += fmt::format("{} the directory once, as {} or by {}", out.empty() ? "," : ", and",
+                       directory->get_name(true), "-D");
+  }
+  return out;
 }
 
 Error usage_error(CLI::App& app, const CLI::ParseError& error) {
@@ -113,9 +149,10 @@ Error usage_error(CLI::App& app, const CLI::ParseError& error) {
   for (const CLI::App* one : app.get_subcommands())
     verb = one;
   const std::string unknown = what_is_unknown(app, verb);
-  return {ErrorCode::kUsage, unknown.empty() ? message_of(app, error) : unknown,
-          fmt::format("write `{}`; see `stasis {}--help`", usage_of(verb == nullptr ? app : *verb),
-                      verb == nullptr ? "" : verb->get_name() + " ")};
+  return {
+      ErrorCode::kUsage, unknown.empty() ? message_of(app, error) : unknown,
+      fmt::format("write `{}`{}; see `stasis {}--help`", usage_of(verb == nullptr ? app : *verb),
+                  how_many(verb, error), verb == nullptr ? "" : verb->get_name() + " ")};
 }
 
 // The error of a value that a file has set: the command line alone is fine.

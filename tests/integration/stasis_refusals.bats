@@ -41,7 +41,17 @@ unharmed() {
   refused 2 usage run --every
   assert_contains "$err" "--every needs a value: TIME"
   refused 2 usage dump 1 "$image" -D "$image"
-  assert_contains "$err" "--images-dir was given more than once"
+  assert_contains "$err" "there is more than one DIR: $image, $image"
+  assert_contains "$err" "write \`stasis dump [OPTION]... PID DIR\`, with one process or job at a time"
+  assert_contains "$err" "and the directory once, as DIR or by -D"
+  refused 2 usage restore "$image" -D "$image"
+  assert_contains "$err" "write \`stasis restore [OPTION]... DIR\`, the directory once, as DIR or by -D"
+  # Also of several names.
+  refused 2 usage dump one two three "$image"
+  assert_contains "$err" "there are 2 arguments too many: three $image"
+  assert_contains "$err" "one process or job at a time"
+  refused 2 usage recover 1 --all
+  assert_contains "$err" "PID and --all do not go together"
   refused 2 usage suspend 1 --timeout 1s --timeout 2s
   assert_contains "$err" "--timeout was given more than once"
   refused 2 usage ps --watch 50ms
