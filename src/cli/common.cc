@@ -188,7 +188,9 @@ void find_image(Context& context, std::string& images_dir) {
 }
 
 void add_verify_flag(CLI::App& command, bool& verify) {
-  command.add_flag("--verify", verify, "read every byte and compare checksums");
+  command.add_flag("--verify", verify,
+                   "also compare GPU memory and pages with their checksums, as `stasis verify` "
+                   "does; all else in the image is compared anyway");
 }
 
 std::string phases_text(const Report& report) {

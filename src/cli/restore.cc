@@ -227,8 +227,9 @@ Verb add_restore(CLI::App& app) {
       ->add_option_function<std::string>(
           "--verify",
           [options](const std::string& when) { options->restore.verify_first = when == "first"; },
-          "first: read every byte of the image before anything is made; late: GPU memory and pages "
-          "while they are needed; if they prove wrong, the restored processes are ended [late]")
+          "when GPU memory and pages are compared with their checksums; first: before anything is "
+          "made; late: as they are read, and where they prove wrong, the restored processes are "
+          "ended [late]")
       ->check(one_of({"first", "late"}));
   command->add_flag("--leave-suspended", options->restore.leave_suspended,
                     "leave its GPU state in memory; `stasis resume` brings it back");

@@ -172,6 +172,16 @@ for verb in json.load(sys.stdin)["verbs"]:
   assert_contains "$err" "'0' is no whole number from 1 to 1000"
 }
 
+@test "each --verify says what it compares, and when" {
+  local verb
+  for verb in inspect report; do
+    done_by "$verb" --help
+    assert_contains "$(tr -s ' \n' ' ' <<<"$out")" "also compare GPU memory and pages with their checksums, as \`stasis verify\` does"
+  done
+  done_by restore --help
+  assert_contains "$(tr -s ' \n' ' ' <<<"$out")" "when GPU memory and pages are compared with their checksums; first: before anything is made; late: as they are read"
+}
+
 @test "names of options from earlier versions go on working, and no page has them" {
   refused 3 no-such-process suspend 999999 --force
   refused 3 no-such-process dump 999999 "$image" --ignore-undumpable
