@@ -12,7 +12,7 @@ _Progress = Callable[[str, int, int], object]
 _Note = Callable[[str], object]
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 _GpuMapping = Mapping[Any, Any]
-_Target = Union[SupportsIndex, "Job"]
+_Target = Union[SupportsIndex, str, "Job"]
 _Cgroups = Literal["ignore", "none", "props", "soft", "full", "strict"]
 
 class _HasFileno(Protocol):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import uuid
 from collections.abc import Mapping
 
 MOST_PID = 2**31 - 1
 MOST_MS = 2**32 - 1
+# As the program takes it (check_job_name() in src/job/registry.cc).
+JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 
 def integer(value, name):
@@ -22,7 +25,18 @@ def integer(value, name):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
 
 
+def target(value):
+    """A process number; or, as the command line takes it, the name of a job, which stays a str."""
+    if not isinstance(value, str):
+        return pid(value)
+    if JOB_NAME.fullmatch(value):
+        return value
+    raise TypeError(f"pid must be an int, or a str that is the name of a job, not {value!r}")
+
+
 def pid(value):
+    if isinstance(value, str) and JOB_NAME.fullmatch(value):
+        raise TypeError(f"pid must be an int, not str; stasis.Job({value!r}) is a job by its name")
     number = integer(value, "pid")
     if number <= 0:
         raise ValueError(f"pid must be a positive int, not {number}")

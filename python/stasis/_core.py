@@ -180,9 +180,9 @@ def _report_of(given, images_dir=b""):
 
 
 def _target(given):
-    """The number of a process, or of a Job its name: what the extension module takes."""
+    """The number of a process, or the name of a job, also by a Job: what the extension module takes."""
     name = getattr(given, "_job_name", None)
-    return name if isinstance(name, str) else _checks.pid(given)
+    return name if isinstance(name, str) else _checks.target(given)
 
 
 def suspend(
@@ -198,7 +198,7 @@ def suspend(
 ):
     """Lock and checkpoint every CUDA process of the tree below `pid`: their GPU memory is free.
 
-    `pid`: the number of a process, or a Job, as with the other procedures.
+    `pid`: the number of a process, the name of a job (`stasis run --name`), or a Job, as with the other procedures.
     `timeout_ms` (milliseconds) is for GPU work in flight; 0 waits for ever. `attach`: bring the agent first to
     what was not started by `stasis run`; if that is refused, this is. With it, `graphs_are_safe`: no CUDA graph
     of the programs has a copy from or to the host in it; otherwise they are watched for that for `watch_ms`
@@ -244,7 +244,7 @@ def swap(
 ):
     """Suspend the tree below `out` and resume the one below `into` in its place, at once where both fit.
 
-    Each is the number of a process, or a Job; a process of a job of `stasis run` is meant by its number
+    Each is the number of a process, the name of a job, or a Job; a process of a job of `stasis run` is meant by its number
     outside of the job. `gpu_mapping` is for the second, as with resume(); `timeout_ms` (milliseconds) for GPU work of
     the first; 0 waits for ever. `attach`, `graphs_are_safe` and `watch_ms` are for the first, as with
     suspend(). Returns a Swapped. Raises WrongState unless the first runs and the second is

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -71,10 +70,6 @@ def _target(target):
     if isinstance(target, Job):
         return target.name
     return target if isinstance(target, str) else str(_checks.pid(target))
-
-
-# As the program takes it (check_job_name() in src/job/registry.cc).
-_JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 
 def _seconds(value, name):
@@ -176,7 +171,7 @@ class Job(_core._Operations):
     """A program that has a name (`stasis run --name`, run()), in namespaces of its own or not.
 
     suspend(), resume(), dump(), suspended() and recover() are those of a Process, by the name; where a
-    function of the package takes the number of a process it takes a Job too. Process numbers in a report
+    function of the package takes the number of a process it takes a Job or its name too. Process numbers in a report
     are those in the job's namespaces, if it has some. `process` is its subprocess.Popen where run() has
     started it, else None.
     """
@@ -230,7 +225,7 @@ def run(command, *, name=None, images_dir=None, every=None, grace=None, keep=Non
     if name is None:
         with _numbers_lock:
             name = f"python-{os.getpid()}-{next(_numbers)}"
-    if not isinstance(name, str) or not _JOB_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _checks.JOB_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name for a job: take a letter, then letters, digits, '.', '_' and '-'")
     if images_dir is None and (every, grace, keep, on_signal, best_effort) != (None, None, None, None, False):
         raise ValueError("every, grace, keep, on_signal and best_effort are for jobs with images_dir")

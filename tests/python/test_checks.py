@@ -49,6 +49,17 @@ class Pid(harness.Case):
             with self.assertRaisesRegex(TypeError, "pid must be an int"):
                 stasis.dump(given, "image")
 
+    def test_a_name_is_a_jobs_where_a_job_may_be_meant(self):
+        for function in (stasis.suspend, stasis.resume, stasis.recover, lambda name: stasis.dump(name, "image"),
+                         lambda name: stasis.swap(name, name)):
+            with self.assertRaisesRegex(stasis.NoSuchProcess, "no job has the name no-such-job"):
+                function("no-such-job")
+        with self.assertRaisesRegex(TypeError, "the name of a job, not 'two words'"):
+            stasis.suspend("two words")
+        for kind in (stasis.Process, stasis.Group):
+            with self.assertRaisesRegex(TypeError, "stasis.Job\\('trainer'\\) is a job by its name"):
+                kind("trainer")
+
     def test_zero_and_less_are_value_errors(self):
         for given in (0, -1, -(2**40), Index(-3)):
             with self.assertRaisesRegex(ValueError, "pid must be a positive int"):

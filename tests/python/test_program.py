@@ -50,6 +50,9 @@ class Program(harness.Case):
         self.assertEqual([process.state for process in report.processes], ["checkpointed"])
         self.assertEqual(job.processes[0].state, "checkpointed")
         self.assertEqual(job.resume().processes[0].state, "running")
+        # By the name alone, as from a command line.
+        self.assertEqual(stasis.suspend("trainer").processes[0].state, "checkpointed")
+        self.assertEqual(stasis.resume("trainer").processes[0].state, "running")
         with self.assertRaises(stasis.NoSuchProcess) as caught:
             stasis.Job("other").suspend()
         self.assertIn("`stasis.ps()`", caught.exception.remedy)
