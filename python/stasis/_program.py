@@ -219,6 +219,7 @@ def run(command, *, name=None, images_dir=None, every=None, grace=None, keep=Non
     is a job that is saved there `every` so many seconds and when a signal of `on_signal` (names: "TERM") comes,
     which has `grace` seconds, and that goes on from the newest image; `keep` images stay. `best_effort` runs it
     also where it cannot be saved. What is left goes to subprocess.Popen (stdout, env, cwd, ...).
+    Raises what `stasis run` refuses, before the program has begun: CriuMissing, NotPermitted, Busy, Usage, ...
     """
     if isinstance(command, (str, bytes)):
         raise TypeError("command must be a sequence of words, not a string")
@@ -237,4 +238,28 @@ def run(command, *, name=None, images_dir=None, every=None, grace=None, keep=Non
         words += [] if keep is None else ["--keep", str(_checks.integer(keep, "keep"))]
         words += [] if on_signal is None else ["--on-signal", ",".join(on_signal)]
         words += ["--best-effort"] if _checks.flag(best_effort, "best_effort") else []
-    return Job(name, subprocess.Popen([*words, "--", *map(os.fsdecode, command)], **popen))
+    return Job(name, _start(words, [*map(os.fsdecode, command)], popen))
+
+
+def _start(words, command, popen):
+    """The subprocess.Popen of `stasis run`, which has begun the command."""
+    refusals, theirs = os.pipe()
+    with open(refusals, "rb") as told:
+        try:
+            if popen.get("close_fds", True):
+                popen["pass_fds"] = (*popen.get("pass_fds", ()), theirs)
+            else:
+                os.set_inheritable(theirs, True)
+            process = subprocess.Popen([*words, "--refusal-fd", str(theirs), "--", *command], **popen)
+        finally:
+            os.close(theirs)
+        try:
+            said = told.read()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if not said:
+        return process
+    process.wait()
+    raise _errors.from_json(json.loads(said)["error"])

@@ -1,5 +1,6 @@
 // Starts a program with the agent loaded, so that its GPU memory can be moved by the direct path;
 // with --images-dir, as a job that is looked after.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "cli/help.h"
 #include "cli/run_job.h"
 #include "cli/verbs.h"
 #include "job/exec_failure.h"
@@ -168,6 +170,24 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
   return outcome.status;
 }
 
+// For a program that starts this one and wants to know what it refuses, as the Python package does:
+// the error as JSON, and the end of the file where the command begins.
+Result<int> run_for_program(Context& context, RunArguments& arguments) {
+  UniqueFd refusals(arguments.refusal_fd);
+  if (::fcntl(refusals.get(), F_SETFD, FD_CLOEXEC) != 0) {
+    (void)refusals.release();
+    return fail(errno_error(fmt::format("descriptor {} is not open", arguments.refusal_fd), errno));
+  }
+  arguments.job.on_begin = [&refusals] { refusals.reset(); };
+  auto status = run_program(context, arguments);
+  if (status || !refusals.valid()) return status;
+  nlohmann::json out = to_json(status.error());
+  out["error"]["exit_status"] = exit_status(status.error().code);
+  const std::string text = json_text(out);
+  if (!write_all(refusals.get(), text.data(), text.size(), "the pipe for refusals")) return status;
+  return exit_status(status.error().code);
+}
+
 }  // namespace
 
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
@@ -214,7 +234,15 @@ Verb add_run(CLI::App& app) {
   add_job_options(*command, *arguments);
   command->positionals_at_end();
   command->prefix_command(false);
-  return {command, [arguments](Context& context) { return run_program(context, *arguments); },
+  // Not for people.
+  command->add_option("--refusal-fd", arguments->refusal_fd)
+      ->check(whole_number(0, 1 << 20))
+      ->group("");
+  return {command,
+          [arguments](Context& context) {
+            return arguments->refusal_fd < 0 ? run_program(context, *arguments)
+                                             : run_for_program(context, *arguments);
+          },
           false};
 }
 

@@ -15,6 +15,7 @@ struct RunArguments {
   job::RunOptions job;       // images_dir is empty if the program is only started
   bool best_effort = false;  // started without images where it cannot be saved
   std::vector<std::string> signals = {"TERM", "USR1"};
+  int refusal_fd = -1;
 };
 
 void add_job_options(CLI::App& command, RunArguments& arguments);

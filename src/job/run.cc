@@ -113,6 +113,7 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
       return Outcome{0, {}, std::move(possible.error())};
     }
   }
+  if (options.on_begin) options.on_begin();
   const auto work = [&](const WorkOrder& order, const StreamEnds& streams) {
     return do_work(order, streams, options.worker);
   };

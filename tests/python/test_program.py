@@ -132,6 +132,36 @@ class Program(harness.Case):
             job.dump(images + "-2", after="running")
         self.assertIn("overwrite=True", caught.exception.remedy)
 
+    def test_what_stasis_run_refuses_is_raised(self):
+        folder = self.folder()
+        begun = os.path.join(folder, "begun")
+        images = os.path.join(folder, "images")
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        without = {**os.environ, "STASIS_CRIU": "/nonexistent"}
+        for more in ({}, {"close_fds": False}):
+            with self.assertRaises(stasis.CriuMissing) as caught:
+                stasis.run(["touch", begun], images_dir=images, env=without, **quiet, **more)
+            self.assertIn("the job could not be saved here", caught.exception.message)
+            self.assertIn("best_effort=True", caught.exception.remedy)
+            self.assertFalse(os.path.exists(begun))
+        job = stasis.run(["touch", begun], images_dir=images, env=without, best_effort=True, **quiet)
+        self.assertEqual((job.wait(60), os.path.exists(begun)), (0, True))
+        job.process.stderr.close()
+        with self.assertRaises(stasis.Usage) as caught:
+            stasis.run(["true"], images_dir=images, on_signal=["NONE"], **quiet)
+        self.assertIn("'NONE' is no signal", caught.exception.message)
+        # The command, which begins, has nothing of that.
+        with subprocess.Popen(["sleep", "60"]) as plain:
+            job = stasis.run(["sleep", "60"], name="taken", **quiet)
+            self.assertEqual(len(os.listdir(f"/proc/{job.process.pid}/fd")), len(os.listdir(f"/proc/{plain.pid}/fd")))
+            plain.kill()
+        with self.assertRaises(stasis.Error) as caught:
+            stasis.run(["true"], name="taken", **quiet)
+        self.assertIn("taken", caught.exception.message)
+        job.process.kill()
+        job.wait(60)
+        job.process.stderr.close()
+
     def test_wrong_arguments(self):
         with self.assertRaises(TypeError):
             stasis.run("python3 train.py")
