@@ -333,9 +333,10 @@ typedef struct stasis_dump_options {
   uint32_t timeout_ms;     /* for GPU work in flight; 0: for ever [10000] */
   bool overwrite;          /* replace an image that is there [false] */
   bool sync;               /* end nothing before the image would survive a loss of power [true] */
-  bool ignore_obstacles;
-  bool ignore_undumpable; /* let CRIU try what it is known not to dump [false] */
-  const char* criu;       /* the program [STASIS_CRIU, PATH, /opt/stasis/criu] */
+  bool ignore_obstacles;   /* go on although the driver may refuse or lose the memory, and CRIU what
+                              it is known not to dump [false] */
+  bool ignore_undumpable;  /* of that the half about CRIU: its older name [false] */
+  const char* criu;        /* the program [STASIS_CRIU, PATH, /opt/stasis/criu] */
   /* CRIU's own, by CRIU's names. */
   bool shell_job;
   bool tcp_established;

@@ -304,7 +304,9 @@ def dump(
     replaces an image that is there. `compress`: "none", "lz4" or "zstd", for the GPU memory of programs
     that run under the agent (`stasis run`). `base`: an earlier image of the same job, on the same file
     system, whose GPU memory of such programs is not written again where it is the same; what stands in
-    the way is told by `note`, and all is written. `attach`, `graphs_are_safe` and `watch_ms` as with
+    the way is told by `note`, and all is written. `ignore_obstacles` goes on although the driver may
+    refuse or lose the memory, and CRIU what it is known not to dump; `ignore_undumpable` is the half of it
+    that is about CRIU, as older versions called it. `attach`, `graphs_are_safe` and `watch_ms` as with
     suspend(). `criu` is the program to use. The others are CRIU's own options, by
     CRIU's names; `ghost_limit` in bytes. Returns a Report. Raises ImageExists, Undumpable, CriuFailed,
     NoSpace and all that suspend() raises; then it runs on, and there is no image.

@@ -384,6 +384,24 @@ class Dump(harness.Case):
         second.finish()
         target.finish()
 
+    def test_obstacles_of_criu_are_ignored_by_the_name_that_all_have_and_by_the_older_one(self):
+        folder = self.folder()
+        script = os.path.join(folder, "program")
+        with open(script, "w", encoding="ascii") as file:
+            file.write(f"#!/bin/bash\nexec 9<>{folder}/ghost\nrm {folder}/ghost\nhead -c 4M /dev/zero >&9\n"
+                       f'exec {os.path.join(harness.BIN, "stasis-workload")} "$@"\n')
+        os.chmod(script, 0o755)
+        target = self.target("memory", "--size", "1M", program=script)
+        images = os.path.join(folder, "images")
+        with self.assertRaises(stasis.Undumpable) as caught:
+            stasis.dump(target.pid, images, ghost_limit=1 << 20)
+        self.assertEqual([(one["id"], one["override"]) for one in caught.exception.obstacles],
+                         [("deleted-file", "ignore_obstacles=True")])
+        for name in ("ignore_obstacles", "ignore_undumpable"):
+            with self.assertRaises(stasis.CriuFailed):
+                stasis.dump(target.pid, images, ghost_limit=1 << 20, **{name: True})
+        self.assertEqual(stasis.Process(target.pid).state, "running")
+
     def test_a_program_whose_name_is_no_utf_8(self):
         program = os.path.join(os.fsencode(self.folder()), b"na\xffme")
         os.symlink(os.path.join(harness.BIN, "stasis-workload"), program)
