@@ -195,12 +195,14 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
   }
   if (group.cuda_count() == 0) {
     out.push_back({"cuda-state",
-                   Severity::kYellow,
+                   Severity::kRed,
                    {},
                    infos.size() == 1
                        ? "it does not use CUDA"
                        : fmt::format("none of the {} processes uses CUDA", infos.size()),
-                   "criu alone can dump it; `stasis ps` lists the processes that use CUDA"});
+                   "if it was started just now, wait until it uses its GPU; `stasis ps` lists the "
+                   "processes that use CUDA; without CUDA, `stasis run --images-dir` saves a job, "
+                   "and criu alone dumps it"});
   }
   probe_gpu_memory(group, out);
   STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));

@@ -52,7 +52,8 @@ Error not_cuda(const Group& group) {
           others == 0
               ? fmt::format("process {} does not use CUDA", root)
               : fmt::format("neither process {} nor what is below it ({}) uses CUDA", root, others),
-          "`stasis ps` lists the processes that use CUDA"};
+          "if it was started just now, wait until it uses its GPU; `stasis ps` lists the processes "
+          "that use CUDA"};
 }
 
 Error failed_state(const Process& process) {

@@ -172,8 +172,13 @@ threading.Thread(target=children, daemon=True).start()'
   refused 3 no-such-process doctor 2147483647 --no-trial
   sleep 100 3>&- &
   at_end_kill $!
+  # As what it would say to a suspend and a dump.
   capture stasis doctor $! --no-trial --json
-  assert_equal "$(lights cuda-state)" yellow
+  assert_equal "$status" 1
+  assert_equal "$(lights cuda-state)" red
+  assert_equal "$(json '[d["verdict"][v]["because"] for v in ("suspend", "dump", "restore")]')" "[['cuda-state'], ['cuda-state'], []]"
+  refused 4 not-cuda suspend $!
+  assert_contains "$err" "if it was started just now, wait until it uses its GPU"
 }
 
 @test "red: an io_uring" {
