@@ -252,7 +252,7 @@ complete -c stasis -n '__stasis_verb verify' -l metrics -x -d 'add what this too
 complete -c stasis -n '__stasis_verb verify' -a '(__fish_complete_directories)'
 complete -c stasis -n __stasis_verb -a logs -d 'show the errors in CRIU\'s logs of a dump or of restores, the newest first, and what they mean'
 complete -c stasis -n '__stasis_verb logs' -s h -l help -d 'print this help'
-complete -c stasis -n '__stasis_verb logs' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'directory of an image or of a job\'s images, or the work path of a container engine\'s checkpoint'
+complete -c stasis -n '__stasis_verb logs' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'directory of an image or of a job\'s images, the work path of a container engine\'s checkpoint, or one log'
 complete -c stasis -n '__stasis_verb logs' -l full -d 'the whole of the newest one'
 complete -c stasis -n '__stasis_verb logs' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb logs' -s v -l verbose -d 'say more: phases and times'

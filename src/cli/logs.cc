@@ -87,7 +87,7 @@ Result<int> run_logs(Context& context, const LogsArguments& arguments) {
   if (logs.empty()) {
     return fail(ErrorCode::kImageIncomplete,
                 fmt::format("there are no logs in or beside {}", arguments.images_dir),
-                "give the directory of an image, or the one that a dump was to make");
+                "give the directory of an image, the one that a dump was to make, or a log");
   }
   if (arguments.full) return print_all(context, logs.front());
   json out = json::array();
@@ -111,9 +111,10 @@ Verb add_logs(CLI::App& app) {
       "show the errors in CRIU's logs of a dump or of restores, the newest first, and what "
       "they mean");
   command
-      ->add_option("DIR,-D,--images-dir", arguments->images_dir,
-                   "directory of an image or of a job's images, or the work path of a container "
-                   "engine's checkpoint")
+      ->add_option(
+          "DIR,-D,--images-dir", arguments->images_dir,
+          "directory of an image or of a job's images, the work path of a container engine's "
+          "checkpoint, or one log")
       ->required()
       ->type_name("DIR");
   command->add_flag("--full", arguments->full, "the whole of the newest one");

@@ -54,6 +54,13 @@ Result<void> collect_logs_of(const std::string& images_dir, std::vector<ImageLog
     if (!entry) return {};
     image = entry->path();
   }
+  struct stat info = {};
+  // Messages name logs by their paths.
+  if (::lstat(image.c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
+    out.push_back({image.parent_path().string(), image.filename().string(), info.st_mtim,
+                   static_cast<std::uint64_t>(info.st_size)});
+    return {};
+  }
   STASIS_TRY(collect_logs(image.string() + "/log", out));
   // Of those who call CRIU themselves, as runc and crun do, they lie beside CRIU's files; and the
   // work path that they can be given has nothing else.
@@ -61,7 +68,6 @@ Result<void> collect_logs_of(const std::string& images_dir, std::vector<ImageLog
   for (const Leftover& leftover : find_leftovers(image.string()))
     STASIS_TRY(collect_logs(leftover.path + "/log", out));
   const std::string failed = image.filename().string() + ".failed-dump.log";
-  struct stat info = {};
   if (::lstat((image.parent_path() / failed).c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
     out.push_back({image.parent_path().string(), failed, info.st_mtim,
                    static_cast<std::uint64_t>(info.st_size)});

@@ -25,8 +25,8 @@ struct ImageLog {
 };
 
 // Those in an image, those that stand beside it, and those of dumps to that name that did not come
-// to their end; of several images each log once. The newest first, at most 100. Empty if there are
-// none. kNotPermitted, kIo, kUsage.
+// to their end; of several images each log once. The path of a log stands for that one. The newest
+// first, at most 100. Empty if there are none. kNotPermitted, kIo, kUsage.
 Result<std::vector<ImageLog>> find_image_logs(const std::vector<std::string>& images_dirs);
 
 // A regular file. kIo, kNotPermitted.

@@ -138,6 +138,12 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   capture stasis logs "$BATS_TEST_TMPDIR/image"
   [[ $out == "$BATS_TEST_TMPDIR/image.failed-dump.log"*"Connected TCP socket"*"what to do: dump it with --tcp-established"*"/log/dump.log"* ]]
   [[ $out != *$'\e'* ]]
+  # By its own path, as messages name it: that one alone.
+  done_by logs "$BATS_TEST_TMPDIR/image/log/dump.log"
+  assert_contains "$out" "$BATS_TEST_TMPDIR/image/log/dump.log  (20"
+  [[ $out != *"failed-dump"* ]]
+  done_by logs "$BATS_TEST_TMPDIR/image.failed-dump.log" --full
+  assert_contains "$out" "Connected TCP socket"
   # Of a job: the newest image's, and those of saves that failed, which lie in its folder.
   mkdir "$BATS_TEST_TMPDIR/job"
   mv "$BATS_TEST_TMPDIR/image" "$BATS_TEST_TMPDIR/job/000003"
