@@ -296,6 +296,27 @@ TEST_F(GroupPartTest, WhatThePartsDisagreeAboutIsRefused) {
   }
 }
 
+TEST_F(GroupPartTest, AnOperationThatThisVersionDoesNotKnowIsAnotherOne) {
+  timeout_ = milliseconds(1000);
+  const std::string too_long(33, 'x');
+  for (const std::string& name : {std::string("hibernate"), std::string(), too_long}) {
+    ASSERT_TRUE(GroupDirectory::open(path()));
+    std::ofstream(fs::path(path()) / "part.other") << fmt::format(
+        R"({{"operation":"{}","parts":2,"stage":"coming","round":0,"beat":1,"left":true,)"
+        R"("dump_id":"","code":"","why":""}})",
+        name);
+    const End end = run("node", 2);
+    EXPECT_FALSE(end.done);
+    // What is no record counts as if it were not there yet.
+    EXPECT_THAT(end.message, name == too_long
+                                 ? HasSubstr("not all parts were ready")
+                                 : HasSubstr(fmt::format("part other is one of 2 of a {}, and part "
+                                                         "node one of 2 of a suspend",
+                                                         name)));
+    fs::remove_all(path());
+  }
+}
+
 TEST_F(GroupPartTest, AConnectionHasToBeKnownToBothEnds) {
   const auto dump = [&](const std::vector<GroupLinks>& links) {
     std::vector<std::string> said(links.size());

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,6 +21,7 @@ using fakes::Child;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
+using testing::StartsWith;
 
 JournalRecord record(int root, std::vector<JournalTarget> targets = {}) {
   JournalRecord out;
@@ -233,6 +235,33 @@ TEST_F(JournalTest, FollowsNoLinks) {
   std::string text;
   std::ifstream(top_ / "precious") >> text;
   EXPECT_EQ(text, "content");
+}
+
+// A newer version may have written it: recovery brings its targets back all the same.
+TEST_F(JournalTest, AnOperationThatThisVersionDoesNotKnowKeepsItsName) {
+  ASSERT_TRUE(journal_directory());
+  const auto file = dir_ / ("100" + pid_namespace_mark() + ".json");
+  for (const std::string name : {"hibernate", "criu hibernate", "dump2", "Dump", ""}) {
+    std::ofstream(file) << fmt::format(
+        R"({{"operation":"{}","root":100,"owner":1,"image":"/i",
+             "targets":[{{"pid":100,"start_ticks":0,"initial":"running"}}]}})",
+        name);
+    const auto all = entries();
+    ASSERT_THAT(all, SizeIs(1));
+    const bool is_criu = name.starts_with("criu ");
+    const Error told = busy(all[0].record, Pid{100});
+    EXPECT_THAT(told.message,
+                StartsWith(fmt::format("`{}{}` (process 1)", is_criu ? "" : "stasis ", name)));
+    EXPECT_EQ(told.remedy.find("stasis recover 100") != std::string::npos, is_criu);
+    auto adopted = Journal::adopt(Pid{100});
+    ASSERT_TRUE(adopted && *adopted);
+    ASSERT_TRUE((*adopted)->update((*adopted)->record().targets));
+    std::string text;
+    std::getline(std::ifstream(file), text);
+    EXPECT_THAT(text, HasSubstr(fmt::format(R"("operation":"{}")", name)));
+    EXPECT_THAT(text, HasSubstr(R"("recovered":true)"));
+    (*adopted)->finish();
+  }
 }
 
 // Many tools at once, on the same root: each holds it alone, and none gets stuck.

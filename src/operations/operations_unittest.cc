@@ -2,6 +2,7 @@
 #include "operations/operations.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -199,6 +200,29 @@ TEST_F(OperationsTest, RecoverAllBringsBackWhatWasBefore) {
     EXPECT_FALSE(all->at(0).error);
     EXPECT_EQ(driver_.state_of(pid()), before);
     EXPECT_EQ(records(), 0U);
+  }
+}
+
+// Of a newer version: it is rolled back, and what may be its half image stays.
+TEST_F(OperationsTest, AnOperationThatThisVersionDoesNotKnowIsRolledBack) {
+  ASSERT_TRUE(journal_directory());
+  const auto half = dir_ / "image.partial-0123456789abcdef";
+  for (const std::string name : {"hibernate", "dump"}) {
+    driver_.add(pid(), CudaState::kCheckpointed);
+    std::filesystem::create_directory(half);
+    std::ofstream(dir_ / fmt::format("{}{}.json", pid().value, pid_namespace_mark()))
+        << fmt::format(
+               R"({{"operation":"{0}","root":{1},"owner":1,"image":"{2}/image",
+                    "targets":[{{"pid":{1},"start_ticks":{3},"initial":"running"}}]}})",
+               name, pid().value, dir_.string(), target().start_ticks);
+    const auto all = recover_all(env());
+    ASSERT_TRUE(all);
+    ASSERT_THAT(*all, SizeIs(1));
+    EXPECT_FALSE(all->at(0).error);
+    EXPECT_EQ(all->at(0).operation, name);
+    EXPECT_EQ(driver_.state_of(pid()), CudaState::kRunning);
+    EXPECT_EQ(records(), 0U);
+    EXPECT_EQ(std::filesystem::exists(half), name != "dump");
   }
 }
 
