@@ -120,8 +120,8 @@ class JsonWriter {
   void unless(const T& usual, const char* key, const T& value, Limits... limits) {
     if (value != usual) add(key, value, limits...);
   }
-  template <class T, class Name, class Known>
-  void named(const char* key, const T& value, Name name, Known /*known*/) {
+  template <class T, class Name, class Known, class... Limits>
+  void named(const char* key, const T& value, Name name, Known /*known*/, Limits... /*limits*/) {
     object_[key] = std::invoke(name, value);
   }
   template <class T, class Name, class Known>
@@ -212,11 +212,11 @@ class JsonReader {
   void unless(const T& /*usual*/, const char* key, T& to, Limits... limits) {
     optional(key, to, limits...);
   }
-  // `known` gives the value of a name, or nothing.
-  template <class T, class Name, class Known>
-  void named(const char* key, T& to, Name /*name*/, Known known) {
+  // `known` gives the value of a name, or nothing. The limits are those of the name.
+  template <class T, class Name, class Known, class... Limits>
+  void named(const char* key, T& to, Name /*name*/, Known known, Limits... limits) {
     std::string text;
-    (*this)(key, text);
+    (*this)(key, text, limits...);
     if (auto found = known(text))
       to = *found;
     else

@@ -32,7 +32,7 @@ struct Whole {
 };
 void fields(auto& io, Described<Whole> auto& whole) {
   io("name", whole.name, Items{1, 8});
-  io.named("colour", whole.colour, colour_name, colour_of);
+  io.named("colour", whole.colour, colour_name, colour_of, Items{0, 5});
   io("parts", whole.parts);
   io("choice", whole.choice);
   io.optional("size", whole.size);
@@ -74,6 +74,7 @@ TEST(JsonRecord, SaysWhatIsWrongAndWhere) {
   EXPECT_EQ(problem("/name", R"("1234567")"), "name has 7 bytes, not 1..6");
   EXPECT_EQ(problem("/name", R"("")"), "name has 0 bytes, not 1..6");
   EXPECT_EQ(problem("/colour", R"("blue")"), "colour is no value that is known");
+  EXPECT_EQ(problem("/colour", R"("purple")"), "colour has 6 bytes, not 0..5");
   EXPECT_EQ(problem("/choice/kind", "2"), "choice.kind is 2, not within 0..1");
   EXPECT_EQ(problem("/choice/value", "null"), "choice.value is no object");
   EXPECT_EQ(problem("/size", "true"), "size is no whole number");
