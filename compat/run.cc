@@ -265,7 +265,8 @@ class Tool {
   // journal the toggle goes without.
   static Result<std::optional<Journal>> announce(const Process& process, CudaState before) {
     JournalRecord record;
-    record.operation = before == CudaState::kCheckpointed ? "resume" : "suspend";
+    record.operation = before == CudaState::kCheckpointed ? stasis::Operation::kResume
+                                                          : stasis::Operation::kSuspend;
     record.root = process.pid();
     auto journal = Journal::begin(std::move(record));
     Result<void> told;

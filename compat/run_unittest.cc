@@ -330,7 +330,7 @@ TEST_F(RunTest, ToggleKeepsOffAprocessThatAnotherOperationHas) {
   auto process = Process::open(driver_, pid());
   ASSERT_TRUE(process);
   JournalRecord record;
-  record.operation = "dump";
+  record.operation = stasis::Operation::kDump;
   record.root = pid();
   record.targets = {{pid(), process->info().start_ticks, CudaState::kRunning}};
   auto held = Journal::begin(record);
@@ -347,7 +347,7 @@ TEST_F(RunTest, ToggleKeepsOffAprocessThatAnotherOperationHas) {
 TEST_F(RunTest, ToggleKeepsTheRecordOfAkilledOperation) {
   {
     JournalRecord record;
-    record.operation = "dump";
+    record.operation = stasis::Operation::kDump;
     record.root = pid();
     record.targets = {{Pid{1}, 1, CudaState::kRunning}};
     auto held = Journal::begin(record);
@@ -366,7 +366,7 @@ TEST_F(RunTest, ToggleKeepsOffAprocessOfAtreeThatAnotherOperationHas) {
   auto process = Process::open(driver_, pid());
   ASSERT_TRUE(process);
   JournalRecord record;
-  record.operation = "dump";
+  record.operation = stasis::Operation::kDump;
   record.root = Pid{1};
   auto held = Journal::begin(record);
   ASSERT_TRUE(held);

@@ -159,7 +159,8 @@ Result<void> DumpSession::State::enter_journal() {
                 "end the process, and restore it from an image if there is one");
   }
   if (!journal) {
-    STASIS_TRY_ASSIGN(auto begun, Journal::begin({"criu dump", group->root(), {}, {}, {}}));
+    STASIS_TRY_ASSIGN(auto begun,
+                      Journal::begin({Operation::kCriuDump, group->root(), {}, {}, {}}));
     journal.emplace(std::move(begun));
     if (!journal->inherited().empty()) {
       journal->finish();

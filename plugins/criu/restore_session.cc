@@ -221,7 +221,8 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     std::erase_if(group.members(),
                   [](const GroupMember& m) { return m.initial == CudaState::kCheckpointed; });
     if (group.members().empty() || group.cuda_count() == 0) return {};
-    auto begun = Journal::begin({"criu restore", root, {}, {}, journal_targets(group.members())});
+    auto begun =
+        Journal::begin({Operation::kCriuRestore, root, {}, {}, journal_targets(group.members())});
     if (begun) {
       work->journal.emplace(std::move(*begun));
       work->entered = true;

@@ -38,7 +38,7 @@ void fields(auto& io, Described<JournalTarget> auto& target) {
 }
 
 void fields(auto& io, Described<JournalRecord> auto& record) {
-  io("operation", record.operation);
+  io.named("operation", record.operation, &RecordedOperation::name, RecordedOperation::from_name);
   io("root", record.root);
   io("owner", record.owner);
   io("image", record.image);
@@ -167,12 +167,12 @@ Result<std::string> made_private(std::string directory) {
 
 }  // namespace
 
-std::string operation_name(const std::string& operation) {
-  return operation.starts_with("criu ") ? operation : "stasis " + operation;
+std::string command_name(const RecordedOperation& operation) {
+  return is_done_by_criu(operation) ? operation.name() : "stasis " + operation.name();
 }
 
 std::string worker_name(const JournalRecord& record) {
-  return record.recovered ? "stasis recover" : operation_name(record.operation);
+  return record.recovered ? "stasis recover" : command_name(record.operation);
 }
 
 Error busy_with(const std::string& tool, Pid number, Pid pid, const std::string& remedy) {
@@ -187,7 +187,7 @@ Error busy_with(const std::string& tool, Pid number, Pid pid, const std::string&
 
 Error busy(const JournalRecord& record, Pid pid) {
   // A criu that is interrupted rolls nothing back.
-  const bool is_criu = !record.recovered && record.operation.starts_with("criu ");
+  const bool is_criu = !record.recovered && is_done_by_criu(record.operation);
   return busy_with(
       fmt::format("`{}` (process {})", worker_name(record), record.owner.value), record.owner, pid,
       is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover {}` "
@@ -254,7 +254,7 @@ Result<Journal> Journal::begin(JournalRecord record) {
   const std::string path = record_path(directory, record.root);
   STASIS_TRY(fault(FaultPoint::kJournalBegin));
   auto lock = take(path, record.root);
-  const bool can_do_without = record.operation == "resume";
+  const bool can_do_without = record.operation == Operation::kResume;
   if (!lock && can_do_without && lock.error().code == ErrorCode::kNoSpace) lock = UniqueFd();
   if (!lock) return fail(std::move(lock.error()));
   record.owner = Pid{static_cast<int>(::getpid())};
@@ -263,7 +263,7 @@ Result<Journal> Journal::begin(JournalRecord record) {
     if (!left->ending.empty()) {
       return fail(ErrorCode::kBusy,
                   fmt::format("`stasis {}` was killed when it was about to end process {}",
-                              left->operation, left->root.value),
+                              left->operation.name(), left->root.value),
                   fmt::format("run `stasis recover {}` first", left->root.value));
     }
     journal.left_ = std::move(*left);

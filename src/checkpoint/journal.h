@@ -13,6 +13,7 @@
 #include "base/cuda_state.h"
 #include "base/fd.h"
 #include "base/ids.h"
+#include "base/operation.h"
 #include "base/result.h"
 #include "proc/procfs.h"
 
@@ -29,8 +30,7 @@ struct JournalTarget : ProcessId {
 };
 
 struct JournalRecord {
-  // "suspend", "resume", "dump", "restore"; "criu dump", "criu restore" by plugins/criu
-  std::string operation;
+  RecordedOperation operation;
   Pid root;
   Pid owner;          // the process that does it, for messages
   std::string image;  // directory of the image, if the operation has one
@@ -49,7 +49,7 @@ struct JournalRecord {
 };
 
 // The program that does the operation, as a user calls it: "stasis dump", "criu dump".
-std::string operation_name(const std::string& operation);
+std::string command_name(const RecordedOperation& operation);
 // The program at work on the record: "stasis dump", or "stasis recover".
 std::string worker_name(const JournalRecord& record);
 // kBusy: says that this program is at work on `pid`, and what to do.
@@ -95,7 +95,7 @@ class Journal {
   const std::vector<JournalTarget>& inherited() const { return left_.targets; }
   // No room for the record, so that `stasis recover --all` knows nothing of it if it is killed.
   bool unwritten() const { return unwritten_; }
-  // That operation; its name is empty if there was none.
+  // That operation; Operation::kNone if there was none.
   const JournalRecord& left() const { return left_; }
 
   // Replaces the record, with all targets, before any of them is touched. kBusy if an operation on
@@ -154,8 +154,8 @@ std::optional<Pid> left_behind_with(const std::vector<JournalEntry>& entries,
 // An operation that was killed in another PID namespace whose tools share our state directory, as
 // those of a container may: only a tool there recovers it, as the numbers are of there.
 struct CutShortElsewhere {
-  std::string operation;  // as in JournalRecord
-  Pid seen;               // a process in that namespace, by its number here; 0: none is seen
+  RecordedOperation operation;
+  Pid seen;  // a process in that namespace, by its number here; 0: none is seen
 };
 std::vector<CutShortElsewhere> cut_short_elsewhere();
 

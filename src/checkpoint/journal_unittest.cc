@@ -25,7 +25,7 @@ using testing::StartsWith;
 
 JournalRecord record(int root, std::vector<JournalTarget> targets = {}) {
   JournalRecord out;
-  out.operation = "dump";
+  out.operation = Operation::kDump;
   out.root = Pid{root};
   out.image = "/images/\"one\"";
   out.targets = std::move(targets);
@@ -71,7 +71,7 @@ TEST_F(JournalTest, SaysWhatIsUnderWayUntilItIsOver) {
   auto all = entries();
   ASSERT_THAT(all, SizeIs(1));
   EXPECT_TRUE(all[0].under_way);
-  EXPECT_EQ(all[0].record.operation, "dump");
+  EXPECT_EQ(all[0].record.operation, Operation::kDump);
   EXPECT_EQ(all[0].record.root, Pid{100});
   EXPECT_EQ(all[0].record.owner, Pid{::getpid()});
   EXPECT_EQ(all[0].record.image, "/images/\"one\"");

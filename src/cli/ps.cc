@@ -63,14 +63,14 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
     // The number of the process that does it is one of that namespace.
     if (const auto entry = job::operation_on(*job, info.id()))
       return entry->under_way ? worker_name(entry->record)
-                              : kLeftBehind + operation_name(entry->record.operation);
+                              : kLeftBehind + command_name(entry->record.operation);
   }
   for (const JournalEntry& entry : journal) {
     for (const JournalTarget& target : entry.record.targets) {
       if (!may_be_same(target, info.id())) continue;
       return entry.under_way
                  ? fmt::format("{} ({})", worker_name(entry.record), entry.record.owner.value)
-                 : kLeftBehind + operation_name(entry.record.operation);
+                 : kLeftBehind + command_name(entry.record.operation);
     }
   }
   return {};

@@ -12,9 +12,9 @@ namespace stasis::cli {
 namespace {
 
 std::string to_text(const RecoverReport& report) {
-  const std::string what = report.operation.empty()
+  const std::string what = report.operation == Operation::kNone
                                ? ""
-                               : fmt::format(" (cut short: {})", operation_name(report.operation));
+                               : fmt::format(" (cut short: {})", command_name(report.operation));
   if (!report.outcome.empty()) return fmt::format("swap (cut short): {}", report.outcome);
   if (report.finished) {
     return fmt::format(
@@ -52,7 +52,7 @@ std::string to_text(const RecoverReport& report) {
 
 std::string to_text(const CutShortElsewhere& other) {
   const std::string what =
-      fmt::format("`{}` was cut short in another PID namespace", operation_name(other.operation));
+      fmt::format("`{}` was cut short in another PID namespace", command_name(other.operation));
   if (other.seen.value == 0)
     return what + ", which is not seen from here: run `stasis recover --all` there";
   return fmt::format("{}, that of process {}: run `stasis recover --all` in that container", what,

@@ -199,7 +199,7 @@ void probe_state_directory(Obstacles& out) {
   std::vector<std::string> left;
   for (const JournalEntry& entry : *entries) {
     if (entry.under_way) continue;
-    left.push_back(fmt::format("`{}` on process {}", operation_name(entry.record.operation),
+    left.push_back(fmt::format("`{}` on process {}", command_name(entry.record.operation),
                                entry.record.root.value));
   }
   if (left.empty()) {

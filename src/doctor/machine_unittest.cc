@@ -364,7 +364,7 @@ TEST_F(Machine, what_killed_operations_left_is_told) {
   const pid_t child = ::fork();
   if (child == 0) {
     JournalRecord record;
-    record.operation = "suspend";
+    record.operation = Operation::kSuspend;
     record.root = Pid{12};
     const auto journal = Journal::begin(std::move(record));
     ::_exit(journal ? 0 : 1);

@@ -362,7 +362,7 @@ std::vector<RecoverReport> recover_swaps(const SwapCaller& caller) {
     if (entry.under_way && !wait_for_killed(caller.interrupt, entry.record.owner)) continue;
     RecoverReport report;
     report.root = entry.record.out.root.pid;
-    report.operation = "swap";
+    report.operation = Operation::kSwap;
     report.outcome =
         fmt::format("{} and {}: not recovered", entry.record.out.name, entry.record.in.name);
     auto journal = SwapJournal::adopt(entry.record);

@@ -382,7 +382,7 @@ Error with_other_way(Error why) {
 
 Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachOptions& options,
                                  bool is_first, Phases& phases) {
-  auto opened = open_group(env, "attach", root, {});
+  auto opened = open_group(env, Operation::kAttach, root, {});
   if (!opened) return fail(std::move(opened.error()));
   STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
   Group& group = opened->group;

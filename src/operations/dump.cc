@@ -206,7 +206,7 @@ class DumpRun {
   // The tree is in the journal, and what the driver refuses is refused.
   Result<void> open() {
     STASIS_TRY_ASSIGN(auto opened,
-                      open_group(env_, "dump", root_, path_, options_.job.has_value()));
+                      open_group(env_, Operation::kDump, root_, path_, options_.job.has_value()));
     opened_.emplace(std::move(opened));
     if (options_.part != nullptr) STASIS_TRY(refuse_rdma(env_, group(), options_.ignore_obstacles));
     return refuse_obstacles(env_, *opened_, options_.ignore_obstacles);

@@ -94,7 +94,7 @@ Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) 
   return fail(
       ErrorCode::kBusy,
       fmt::format("the criu of `{}` (process {}) still works on process {}",
-                  operation_name(record.operation), record.criu->pid.value, record.root.value),
+                  command_name(record.operation), record.criu->pid.value, record.root.value),
       fmt::format("wait for it to end, or end it with `kill {}`; then recover again",
                   record.criu->pid.value));
 }

@@ -111,7 +111,7 @@ Result<void> check_host_memory_of(const Group& group, const std::optional<Journa
 class Opening {
  public:
   // The references outlive it.
-  Opening(const Environment& env, const std::string& operation, Pid root, const std::string& image,
+  Opening(const Environment& env, Operation operation, Pid root, const std::string& image,
           bool without_cuda)
       : env_(env), operation_(operation), root_(root), image_(image), without_cuda_(without_cuda) {}
 
@@ -165,8 +165,9 @@ class Opening {
   Result<void> check_what_was_left(const ImageContent* content) {
     const auto left = left_behind(targets_);
     // A resume looks where that one did, and says so in its record.
-    const bool goes_on = left && left->operation == "resume" && operation_ == "resume" &&
-                         !image_.empty() && left->image == image_;
+    const bool goes_on = left && left->operation == Operation::kResume &&
+                         operation_ == Operation::kResume && !image_.empty() &&
+                         left->image == image_;
     STASIS_TRY(finish_stillness_of(env_, *group_));
     STASIS_TRY(check_host_memory_of(*group_, left));
     if (!left || goes_on) return {};
@@ -199,7 +200,7 @@ class Opening {
       journal_->finish();
       return ready;
     }
-    if (journal_->left().operation == "dump")
+    if (writes_image(journal_->left().operation))
       (void)clear_or_tell(env_, journal_->left().image, false);
     return {};
   }
@@ -226,7 +227,7 @@ class Opening {
   }
 
   const Environment& env_;
-  const std::string& operation_;
+  const Operation operation_;
   const Pid root_;
   const std::string& image_;
   const bool without_cuda_;
@@ -238,7 +239,7 @@ class Opening {
 
 }  // namespace
 
-Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
+Result<OpenedGroup> open_group(const Environment& env, Operation operation, Pid root,
                                const std::string& image, bool without_cuda,
                                const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
   return Opening(env, operation, root, image, without_cuda).run(content, gpu_map);

@@ -24,7 +24,7 @@ struct OpenedGroup {
   GpuMemory direct;  // before the group, which must be back first
   Group group;
 };
-Result<OpenedGroup> open_group(const Environment& env, const std::string& operation, Pid root,
+Result<OpenedGroup> open_group(const Environment& env, Operation operation, Pid root,
                                const std::string& image, bool without_cuda = false,
                                const ImageContent* content = nullptr,
                                std::span<const GpuMapEntry> gpu_map = {});

@@ -19,6 +19,7 @@
 #include "base/cuda_state.h"
 #include "base/ids.h"
 #include "base/interrupt.h"
+#include "base/operation.h"
 #include "base/phases.h"
 #include "base/progress.h"
 #include "base/result.h"
@@ -366,7 +367,8 @@ Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progr
 
 struct RecoverReport {
   Pid root;
-  std::string operation;  // what was cut short; empty if a PID was given and no record exists
+  // What was cut short; kNone if a PID was given and no record exists.
+  RecordedOperation operation;
   std::string image;
   std::vector<ProcessReport> processes;  // empty if none lives any more
   // It was past the point of no return, with `image` complete: the rest of the tree was ended.

@@ -55,7 +55,7 @@ class OperationsTest : public testing::Test {
     return {pid(), process->info().start_ticks, initial};
   }
   // An operation that was killed with the process in the driver's present state.
-  void leave_behind(const std::string& operation, const JournalTarget& what) {
+  void leave_behind(Operation operation, const JournalTarget& what) {
     auto journal = Journal::begin({operation, pid(), {}, {}, {what}});
     ASSERT_TRUE(journal);
   }
@@ -145,7 +145,7 @@ TEST_F(OperationsTest, AprocessThatTheDriverGaveUpIsRefusedAtOnce) {
 
 TEST_F(OperationsTest, AfailureAfterAkilledSuspendLeadsBackToRunning) {
   driver_.add(pid(), CudaState::kLocked);
-  leave_behind("suspend", target());
+  leave_behind(Operation::kSuspend, target());
   driver_.fail_always(Action::kCheckpoint, 999);
   auto done = suspend(env(), pid(), {});
   ASSERT_FALSE(done);
@@ -156,7 +156,7 @@ TEST_F(OperationsTest, AfailureAfterAkilledSuspendLeadsBackToRunning) {
 TEST_F(OperationsTest, AsuspendAfterAkilledOneIsDone) {
   for (const CudaState left : {CudaState::kRunning, CudaState::kLocked, CudaState::kCheckpointed}) {
     driver_.add(pid(), left);
-    leave_behind("dump", target());
+    leave_behind(Operation::kDump, target());
     ASSERT_TRUE(suspend(env(), pid(), {}));
     EXPECT_EQ(driver_.state_of(pid()), CudaState::kCheckpointed);
     EXPECT_EQ(records(), 0U);
@@ -178,7 +178,7 @@ TEST_F(OperationsTest, TheStateIsAskedForOnceTheTreeIsOurs) {
 }
 
 TEST_F(OperationsTest, BusyWhileAnotherHasIt) {
-  auto held = Journal::begin({"dump", pid(), {}, {}, {target()}});
+  auto held = Journal::begin({Operation::kDump, pid(), {}, {}, {target()}});
   ASSERT_TRUE(held);
   EXPECT_EQ(suspend(env(), pid(), {}).error().code, ErrorCode::kBusy);
   EXPECT_EQ(resume(env(), pid(), {}).error().code, ErrorCode::kBusy);
@@ -193,7 +193,7 @@ TEST_F(OperationsTest, RecoverAllBringsBackWhatWasBefore) {
   for (const CudaState before :
        {CudaState::kRunning, CudaState::kLocked, CudaState::kCheckpointed}) {
     driver_.add(pid(), CudaState::kCheckpointed);
-    leave_behind("dump", target(before));
+    leave_behind(Operation::kDump, target(before));
     auto all = recover_all(env());
     ASSERT_TRUE(all);
     ASSERT_THAT(*all, SizeIs(1));
@@ -219,7 +219,7 @@ TEST_F(OperationsTest, AnOperationThatThisVersionDoesNotKnowIsRolledBack) {
     ASSERT_TRUE(all);
     ASSERT_THAT(*all, SizeIs(1));
     EXPECT_FALSE(all->at(0).error);
-    EXPECT_EQ(all->at(0).operation, name);
+    EXPECT_EQ(all->at(0).operation.name(), name);
     EXPECT_EQ(driver_.state_of(pid()), CudaState::kRunning);
     EXPECT_EQ(records(), 0U);
     EXPECT_EQ(std::filesystem::exists(half), name != "dump");
@@ -228,7 +228,7 @@ TEST_F(OperationsTest, AnOperationThatThisVersionDoesNotKnowIsRolledBack) {
 
 TEST_F(OperationsTest, WhatCouldNotBeRecoveredStaysInTheJournal) {
   driver_.add(pid(), CudaState::kCheckpointed);
-  leave_behind("suspend", target());
+  leave_behind(Operation::kSuspend, target());
   driver_.fail_always(Action::kRestore, 2);
   auto all = recover_all(env());
   ASSERT_TRUE(all);
@@ -246,7 +246,7 @@ TEST_F(OperationsTest, AnumberThatMeansAnotherProcessIsLeftAlone) {
   driver_.add(pid(), CudaState::kCheckpointed);
   JournalTarget other = target();
   ++other.start_ticks;
-  leave_behind("suspend", other);
+  leave_behind(Operation::kSuspend, other);
   auto all = recover_all(env());
   ASSERT_TRUE(all);
   EXPECT_THAT(all->at(0).processes, IsEmpty());

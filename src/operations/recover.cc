@@ -46,7 +46,7 @@ struct Recovered {
 // meanwhile.
 Result<std::optional<Recovered>> recover_target(const Environment& env, const JournalTarget& target,
                                                 const JournalRecord& record) {
-  const bool stopped_by_us = record.operation == "criu dump";
+  const bool stopped_by_us = record.operation == Operation::kCriuDump;
   Driver& driver = env.driver;
   auto process = Process::open(driver, target.pid);
   if (!process) {
@@ -220,7 +220,7 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
 // The half of an image that a killed dump has left.
 Result<void> clear_image(const Environment& env, const JournalRecord& record,
                          RecoverReport& report) {
-  if (record.operation != "dump" || record.image.empty()) return {};
+  if (!writes_image(record.operation) || record.image.empty()) return {};
   STASIS_TRY(fault(FaultPoint::kRecoverImage));
   STASIS_TRY(clear_or_tell(env, record.image, report.processes.empty()));
   report.image_kept = !report.processes.empty() && ImageReader::open(record.image).has_value();
@@ -241,7 +241,7 @@ Result<void> let_others_go(const JournalRecord& record) {
 
 // A part of a job of several nodes may have its connections locked.
 void unlock_connections(const JournalRecord& record) {
-  if (record.operation != "dump" && record.operation != "restore") return;
+  if (record.operation != Operation::kDump && record.operation != Operation::kRestore) return;
   std::vector<Pid> processes;
   for (const proc::ProcessInfo& info :
        proc::ProcFs().tree(record.root).value_or(std::vector<proc::ProcessInfo>()))
@@ -358,7 +358,8 @@ std::optional<RecoverReport> finish_resume(const Environment& env, const Journal
 
 // As recover_record(), but that a resume is finished.
 std::optional<RecoverReport> recover_entry(const Environment& env, const JournalEntry& seen) {
-  return seen.record.operation == "resume" ? finish_resume(env, seen) : recover_record(env, seen);
+  return seen.record.operation == Operation::kResume ? finish_resume(env, seen)
+                                                     : recover_record(env, seen);
 }
 
 // Killed, and not gone yet, which may take a while on a machine with much to do.
@@ -446,7 +447,7 @@ Result<RecoverReport> recover(const Environment& env, Pid pid) {
   auto report = resume(env, root, {});
   if (!report) {
     // With a record, a target that has ended meanwhile is an answer and no failure.
-    if (is_no_program(report.error()) && !out.operation.empty()) return out;
+    if (is_no_program(report.error()) && out.operation != Operation::kNone) return out;
     return fail(with_other_records(std::move(report.error()), root));
   }
   for (const ProcessReport& before : out.processes) {

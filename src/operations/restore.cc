@@ -256,8 +256,9 @@ class RestoreRun {
     STASIS_TRY_ASSIGN(auto log, RestoreLog::create());
     log_.emplace(std::move(log));
     STASIS_TRY(fault(FaultPoint::kRestoreLog));
-    STASIS_TRY_ASSIGN(auto journal,
-                      Journal::begin({"restore", manifest().root, Pid{}, image_->path(), {}}));
+    STASIS_TRY_ASSIGN(
+        auto journal,
+        Journal::begin({Operation::kRestore, manifest().root, Pid{}, image_->path(), {}}));
     journal_.emplace(std::move(journal));
     files_.emplace(image_->criu_dir(), warn(), env_.interrupt);
     job_.emplace(manifest());

@@ -137,8 +137,8 @@ class ResumeRun {
   }
 
   Result<void> open() {
-    STASIS_TRY_ASSIGN(auto opened, open_group(env_, "resume", root_, where_, false, named_.get(),
-                                              options_.gpu_map));
+    STASIS_TRY_ASSIGN(auto opened, open_group(env_, Operation::kResume, root_, where_, false,
+                                              named_.get(), options_.gpu_map));
     opened_.emplace(std::move(opened));
     const auto& members = group().members();
     ran_ = std::none_of(members.begin(), members.end(), [](const GroupMember& member) {

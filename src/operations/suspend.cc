@@ -29,7 +29,7 @@ std::optional<MemoryPath> moved_before(const Group& group) {
 // `again`: what the error of the try before says to try.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
                             Retry again, Phases& phases) {
-  auto opened = open_group(env, "suspend", root, {});
+  auto opened = open_group(env, Operation::kSuspend, root, {});
   if (!opened) return fail(told(options.part, std::move(opened.error())));
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear)
     return fail(told(options.part, std::move(clear.error())));

@@ -124,7 +124,7 @@ json to_json(const RecoverReport& report) {
     processes.push_back(to_json(process));
   }
   return {{"pid", report.root.value},
-          {"operation", or_null(report.operation)},
+          {"operation", or_null(report.operation.name())},
           {"was_so", report.was_so},
           {"images_dir", or_null(report.image)},
           {"processes", processes},
