@@ -81,8 +81,8 @@ bool is_against(Verdict verdict) {
   return verdict == Verdict::kGoOn || verdict == Verdict::kBack || verdict == Verdict::kPartly;
 }
 // Of a job.
-bool is_start(const std::string& operation) {
-  return operation == "start" || operation == "restore";
+bool is_start(const RecordedOperation& operation) {
+  return operation == Operation::kStart || operation == Operation::kRestore;
 }
 bool is_last(Verdict verdict) { return is_against(verdict) || verdict == Verdict::kDone; }
 
@@ -138,7 +138,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     own_.operation = options_.operation;
     own_.parts = options_.parts;
     own_.dump_id = options_.dump_id;
-    if (options_.operation == "restore") links_ = record_to_text(options_.links);
+    if (options_.operation == Operation::kRestore) links_ = record_to_text(options_.links);
   }
 
   const GroupPartOptions& options() const { return options_; }
@@ -324,12 +324,14 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     return rendezvous_->serves_others() ? options_.silence + kMostAnswer + kMore : milliseconds(0);
   }
 
-  bool agrees() const { return options_.operation != "resume" && options_.operation != "start"; }
+  bool agrees() const {
+    return options_.operation != Operation::kResume && options_.operation != Operation::kStart;
+  }
   // Its programs run until they rest: that has a deadline, and needs moments. Those that are
   // restored stand still as soon as they are there, which takes as long as their images are large.
-  bool quiesces() const { return agrees() && options_.operation != "restore"; }
+  bool quiesces() const { return agrees() && options_.operation != Operation::kRestore; }
   // Before a dump comes what a part may do while its programs run.
-  bool is_soon_ready() const { return !agrees() || options_.operation == "suspend"; }
+  bool is_soon_ready() const { return !agrees() || options_.operation == Operation::kSuspend; }
 
   // The first call counts. With the lock.
   void ask(Error why) {
@@ -649,7 +651,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     const PartRecord& record = seen.record;
     if (seen.is_there && record.operation != options_.operation && is_start(record.operation) &&
         is_start(options_.operation)) {
-      const bool anew = record.operation == "start";
+      const bool anew = record.operation == Operation::kStart;
       return want({ErrorCode::kUsage,
                    fmt::format("part {} goes on from an image, and part {} has none",
                                anew ? options_.name : name, anew ? name : options_.name),
@@ -660,8 +662,8 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
         (record.parts != options_.parts || record.operation != options_.operation)) {
       return want({ErrorCode::kUsage,
                    fmt::format("part {} is one of {} of a {}, and part {} one of {} of a {}", name,
-                               record.parts, printable(record.operation), options_.name,
-                               options_.parts, options_.operation),
+                               record.parts, printable(record.operation.name()), options_.name,
+                               options_.parts, operation_name(options_.operation)),
                    "give all parts the same verb, and the same number (--parts)"});
     }
     if (seen.is_there && record.dump_id != options_.dump_id) {
@@ -692,7 +694,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
                               (!agrees() || one.second.record.stage != PartStage::kComing);
                      });
     if (!all) return;
-    if (options_.operation == "restore" && !links_are_whole()) return;
+    if (options_.operation == Operation::kRestore && !links_are_whole()) return;
     GroupRoster roster;
     for (const auto& [name, seen] : seen_)
       roster.names.push_back(name);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/interrupt.h"
+#include "base/operation.h"
 #include "base/result.h"
 #include "checkpoint/group_rendezvous.h"
 
@@ -42,7 +43,7 @@ struct GroupLinks {
 };
 
 struct GroupPartOptions {
-  std::string operation;  // "suspend", "resume", "dump", "restore", "start"
+  Operation operation = Operation::kNone;
   std::uint32_t parts = 1;
   std::string name;
   // Until all have come, and again until all stand still; zero: no deadline. Of a restore, until

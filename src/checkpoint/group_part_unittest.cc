@@ -48,7 +48,7 @@ class GroupPartTest : public testing::Test {
 
   GroupPartOptions options(std::uint32_t parts, const std::string& name) const {
     GroupPartOptions out;
-    out.operation = "suspend";
+    out.operation = Operation::kSuspend;
     out.parts = parts;
     out.name = name;
     out.timeout = timeout_;
@@ -322,7 +322,7 @@ TEST_F(GroupPartTest, AConnectionHasToBeKnownToBothEnds) {
     std::vector<std::string> said(links.size());
     at_once(links.size(), [&](std::size_t i) {
       auto own = options(static_cast<std::uint32_t>(links.size()), fmt::format("node{}", i));
-      own.operation = "dump";
+      own.operation = Operation::kDump;
       auto joined = join(own);
       if (!joined) {
         said[i] = joined.error().to_string();
@@ -374,7 +374,7 @@ TEST_F(GroupPartTest, ARestoreIsOfOneDumpAndHasNoDeadlineOnceAllHaveCome) {
     std::vector<std::string> said(ids.size());
     at_once(ids.size(), [&](std::size_t i) {
       auto own = options(static_cast<std::uint32_t>(ids.size()), fmt::format("node{}", i));
-      own.operation = "restore";
+      own.operation = Operation::kRestore;
       own.dump_id = ids[i];
       auto joined = join(own);
       if (!joined) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/json_record.h"
+#include "base/operation.h"
 #include "checkpoint/group_part.h"
 #include "checkpoint/group_rendezvous.h"
 
@@ -65,7 +66,7 @@ void fields(auto& io, Described<GroupDecision> auto& decision) {
 }
 
 struct PartRecord {
-  std::string operation;
+  RecordedOperation operation;
   std::uint32_t parts = 0;
   PartStage stage = PartStage::kComing;
   std::uint64_t round = 0;  // held: since it was last let go on by this round
@@ -76,7 +77,8 @@ struct PartRecord {
   std::string why;
 };
 void fields(auto& io, Described<PartRecord> auto& part) {
-  io("operation", part.operation, Items{0, 32});
+  io.named("operation", part.operation, &RecordedOperation::name, RecordedOperation::from_name,
+           Items{0, 32});
   io("parts", part.parts, Within{1, kMostParts});
   io.named(
       "stage", part.stage, [](PartStage s) { return kPartStages[static_cast<std::size_t>(s)]; },

@@ -67,7 +67,7 @@ Result<void> GroupOptions::open() {
   return {};
 }
 
-Result<std::unique_ptr<GroupPart>> GroupOptions::join(const std::string& operation,
+Result<std::unique_ptr<GroupPart>> GroupOptions::join(Operation operation,
                                                       std::chrono::milliseconds timeout,
                                                       const Interrupt& interrupt) {
   if (!rendezvous_) return std::unique_ptr<GroupPart>();

@@ -27,8 +27,7 @@ class GroupOptions {
   // is.
   Result<void> open();
   // Joins. Null where no group is given. It starts a thread, so the driver is loaded before.
-  Result<std::unique_ptr<GroupPart>> join(const std::string& operation,
-                                          std::chrono::milliseconds timeout,
+  Result<std::unique_ptr<GroupPart>> join(Operation operation, std::chrono::milliseconds timeout,
                                           const Interrupt& interrupt);
   // The same for a restore: as the part that the image says. kUsage where the options say another,
   // or it is an image of no group.

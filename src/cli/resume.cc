@@ -46,7 +46,7 @@ Verb add_resume(CLI::App& app) {
             const auto timeout =
                 options->limit.count() > 0 ? options->limit : GroupPartOptions().timeout;
             STASIS_TRY_ASSIGN(const auto part,
-                              options->group.join("resume", timeout, context.interrupt));
+                              options->group.join(Operation::kResume, timeout, context.interrupt));
             resume_options.part = part.get();
             STASIS_TRY_ASSIGN(auto report, resume(context.environment(*driver), options->target.pid,
                                                   resume_options));

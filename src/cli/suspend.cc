@@ -35,9 +35,9 @@ Verb add_suspend(CLI::App& app) {
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
             const Ticker ticker(context.terminal);
-            STASIS_TRY_ASSIGN(
-                const auto part,
-                options->group.join("suspend", options->suspend.timeout, context.interrupt));
+            STASIS_TRY_ASSIGN(const auto part,
+                              options->group.join(Operation::kSuspend, options->suspend.timeout,
+                                                  context.interrupt));
             options->suspend.part = part.get();
             STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
                                                    options->target.pid, options->suspend));

@@ -56,7 +56,7 @@ Result<std::unique_ptr<GroupPart>> join(const JobGroup& group, Together what,
 Result<void> start_together(const JobGroup& group, std::chrono::milliseconds timeout,
                             const Interrupt& interrupt) {
   GroupPartOptions options;
-  options.operation = "start";
+  options.operation = Operation::kStart;
   options.timeout = timeout;
   STASIS_TRY_ASSIGN(auto part, join(group, Together::kStart, std::move(options), interrupt));
   STASIS_TRY(part->wait_for_all());

@@ -83,7 +83,7 @@ constexpr std::chrono::seconds kComeToSave{10};
 Result<std::unique_ptr<GroupPart>> join_save(const JobGroup& group, const SaveOrder& order) {
   if (!group.has_others()) return std::unique_ptr<GroupPart>();
   GroupPartOptions options;
-  options.operation = "dump";
+  options.operation = Operation::kDump;
   options.timeout = order.end ? order.limit : kComeToSave;
   return join(group, order.end ? Together::kSaveEnd : Together::kSave, std::move(options),
               worker_interrupt());

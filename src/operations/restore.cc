@@ -536,7 +536,7 @@ Result<GroupPartOptions> part_of_image(const RestoreOptions& options) {
                 "restore it without --group");
   }
   GroupPartOptions part;
-  part.operation = "restore";
+  part.operation = Operation::kRestore;
   part.parts = group->parts;
   part.name = group->name;
   part.dump_id = group->id;

@@ -115,7 +115,7 @@ class TcpRendezvousTest : public testing::Test {
   End run(const std::string& address, const std::string& name, std::uint32_t parts,
           const Hook& before = {}) {
     GroupPartOptions options;
-    options.operation = "suspend";
+    options.operation = Operation::kSuspend;
     options.parts = parts;
     options.name = name;
     options.timeout = timeout_;
