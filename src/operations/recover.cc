@@ -457,7 +457,7 @@ Result<RecoverReport> recover(const Environment& env, Pid pid) {
     if (!in_tree) report->processes.push_back(before);
   }
   out.processes = std::move(report->processes);
-  out.was_so = report->was_so && out.operation.empty();
+  out.was_so = report->was_so && out.operation == Operation::kNone;
   return out;
 }
 

@@ -100,16 +100,18 @@ nothing_left_anywhere() {
   done
 }
 
-# Sets `stopped` to a tool that a fault point has stopped.
-is_stopped() {
+# are_stopped COUNT: so many tools are that a fault point has stopped. Sets `held` to them.
+are_stopped() {
   local status
+  held=()
   for status in /proc/[0-9]*/status; do
     { grep -q '^Name:.stasis$' "$status" && grep -q '^State:.T' "$status"; } 2>/dev/null || continue
-    stopped=${status//[^0-9]/}
-    return 0
+    held+=("${status//[^0-9]/}")
   done
-  return 1
+  ((${#held[@]} >= $1))
 }
+# Sets `stopped` to such a tool.
+is_stopped() { local held && are_stopped 1 && stopped=${held[0]}; }
 
 # --- Nodes that are dumped: the job of a node has a number of its own, and a network joins them.
 

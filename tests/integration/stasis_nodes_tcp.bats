@@ -118,11 +118,14 @@ serves_and_is_killed_at() {
   start_joined_nodes 2 --size 256K
   for seconds in 3 20; do
     TOOLS=()
-    STASIS_FAULT=checkpoint.after:stop begin 0 suspend --timeout 30s
-    begin 1 suspend --timeout 30s
-    wait_until 60 is_stopped
+    # Neither has said that it is done.
+    local held=()
+    for i in 0 1; do
+      STASIS_FAULT=checkpoint.after:stop begin $i suspend --timeout 30s
+    done
+    wait_until 60 are_stopped 2
     cut_off 1
-    kill -CONT "$stopped"
+    kill -CONT "${held[@]}"
     if ((seconds == 3)); then
       sleep 3
       join_again 1
