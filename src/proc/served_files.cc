@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -143,7 +144,12 @@ Asked ask_by_a_child(const std::string& link) {
   clone_args how{};
   how.flags = CLONE_PIDFD;
   how.pidfd = reinterpret_cast<std::uint64_t>(&pidfd);
-  const char* const path = link.c_str();
+  // A descriptor of ours is none of the child's.
+  constexpr std::string_view kOurs = "/proc/self/";
+  const std::string name = link.starts_with(kOurs)
+                               ? fmt::format("/proc/{}/", ::getpid()) + link.substr(kOurs.size())
+                               : link;
+  const char* const path = name.c_str();
   const long child = ::syscall(SYS_clone3, &how, sizeof how);
   if (child == 0) {
     ::syscall(SYS_close_range, 0U, ~0U, 0U);
