@@ -897,8 +897,8 @@ start_ranks() {
     criu_fails dump --tree "$TARGET" --network-lock skip --timeout 4
   logged dump "stands still: process ${CHILDREN[0]}, ${CHILDREN[1]} [timeout]"
   done_by ps
-  assert_contains "$err" "process ${CHILDREN[0]} stands still until \`stasis recover ${CHILDREN[0]}\`"
-  done_by recover --all
+  assert_contains "$err" "process ${CHILDREN[0]} stands still until \`stasis recover $TARGET\`"
+  done_by recover "$TARGET"
   in_state running "${CHILDREN[@]}"
   target_goes_on
   nothing_left
