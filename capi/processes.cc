@@ -1,6 +1,6 @@
 // One process, and a tree of them, by the driver's own calls.
 #include "capi/handles.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/bring_back_alone.h"
@@ -28,14 +28,14 @@ Result<std::vector<GpuPair>> complete(Driver& driver, const Process& process,
   return plan_gpu_map(driver, entries, before && !before->gpus.empty() ? before->gpus : gpus, gpus);
 }
 
-Result<Group> open_group(const stasis_group& group) {
+Result<ProcessTree> open_group(const stasis_group& group) {
   if (!group.root.alive()) {
     return fail(
         ErrorCode::kProcessGone,
         fmt::format("process {} ({}) has ended", group.root.pid().value, group.root.info().comm),
         "start the program again, or restore it from an image");
   }
-  STASIS_TRY_ASSIGN(auto opened, Group::open(*group.driver, group.root.pid()));
+  STASIS_TRY_ASSIGN(auto opened, ProcessTree::open(*group.driver, group.root.pid()));
   if (opened.cuda_count() == 0) {
     return fail(ErrorCode::kNotCuda,
                 fmt::format("no process below {} ({}) uses CUDA", group.root.pid().value,
@@ -46,9 +46,9 @@ Result<Group> open_group(const stasis_group& group) {
 }
 
 // What it found them in is what each call brings them back to.
-Result<Group> open_group_in(const stasis_group& group, CudaState wanted, const char* action) {
+Result<ProcessTree> open_group_in(const stasis_group& group, CudaState wanted, const char* action) {
   STASIS_TRY_ASSIGN(auto opened, open_group(group));
-  for (const GroupMember& member : opened.members()) {
+  for (const TreeMember& member : opened.members()) {
     if (!member.initial || *member.initial == wanted) continue;
     const int pid = member.process.pid().value;
     opened.dismiss();
@@ -61,7 +61,7 @@ Result<Group> open_group_in(const stasis_group& group, CudaState wanted, const c
   return opened;
 }
 
-Result<void> finish(Group& group, Result<void> done) {
+Result<void> finish(ProcessTree& group, Result<void> done) {
   if (done) {
     group.dismiss();
     return done;
@@ -182,7 +182,7 @@ stasis_error* stasis_group_members(stasis_group* group, char** json) {
     STASIS_TRY_ASSIGN(auto opened, capi::open_group(*group));
     opened.dismiss();
     nlohmann::json out = nlohmann::json::array();
-    for (const GroupMember& member : opened.members()) {
+    for (const TreeMember& member : opened.members()) {
       const proc::ProcessInfo& info = member.process.info();
       nlohmann::json one = {
           {"pid", info.pid.value}, {"command", info.comm}, {"cuda", member.initial.has_value()}};
@@ -209,12 +209,12 @@ stasis_error* stasis_group_checkpoint(stasis_group* group, const stasis_call* ca
     if (group == nullptr) return capi::misuse("there is no group");
     STASIS_TRY_ASSIGN(auto given, capi::Call::make(call));
     STASIS_TRY_ASSIGN(auto opened, capi::open_group_in(*group, CudaState::kLocked, "checkpoint"));
-    for (const GroupMember& member : opened.members()) {
+    for (const TreeMember& member : opened.members()) {
       if (!member.initial) continue;
       if (auto may = refuse_loss_by_driver(member.process); !may)
         return capi::finish(opened, std::move(may));
     }
-    for (const GroupMember& member : opened.members())
+    for (const TreeMember& member : opened.members())
       if (member.initial)
         direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
     return capi::finish(opened, opened.checkpoint(*given, given->interrupt()));
@@ -242,7 +242,7 @@ stasis_error* stasis_group_unlock(stasis_group* group) {
     if (group == nullptr) return capi::misuse("there is no group");
     STASIS_TRY_ASSIGN(auto opened, capi::open_group_in(*group, CudaState::kLocked, "unlock"));
     auto done = opened.unlock();
-    for (const GroupMember& member : opened.members())
+    for (const TreeMember& member : opened.members())
       if (done && member.initial)
         done = bring_back_alone(
             member.process, [group] { return memory_of_all_gpus(*group->driver); }, nullptr);

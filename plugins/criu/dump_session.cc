@@ -90,7 +90,7 @@ struct DumpSession::State {
 
   std::shared_ptr<Driver> driver;
   std::optional<Journal> journal;
-  std::optional<Group> group;
+  std::optional<ProcessTree> tree;
   Interrupt interrupt;
   NoProgress progress;
   UnrestorableMemory unrestorable;
@@ -118,18 +118,18 @@ struct DumpSession::State {
   Result<void> refuse_owner_threads() const;
   Result<void> checkpoint();
   Result<void> roll_back();
-  bool has_cuda() const { return group && group->cuda_count() > 0; }
+  bool has_cuda() const { return tree && tree->cuda_count() > 0; }
 };
 
 // Before anything is done to a process.
 Result<void> DumpSession::State::enter_journal() {
-  const auto& members = group->members();
-  for (const GroupMember& member : members) {
+  const auto& members = tree->members();
+  for (const TreeMember& member : members) {
     if (member.initial != CudaState::kCheckpointed) continue;
     auto there = check_host_memory_is_there(member.process.pid());
     if (!there && there.error().code != ErrorCode::kProcessGone) return there;
   }
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     const auto agent = direct::AgentClient::probe(member.process.pid());
     if (!agent || !*agent) continue;
     if ((*agent)->half_way) {
@@ -151,7 +151,7 @@ Result<void> DumpSession::State::enter_journal() {
   });
   // Suspended by another tool, which keeps it so; it may be in the journal of that tool.
   if (all_suspended) return {};
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (member.initial != CudaState::kFailed) continue;
     return fail(ErrorCode::kFailedState,
                 fmt::format("the driver says that the CUDA state of process {} has failed",
@@ -159,16 +159,15 @@ Result<void> DumpSession::State::enter_journal() {
                 "end the process, and restore it from an image if there is one");
   }
   if (!journal) {
-    STASIS_TRY_ASSIGN(auto begun,
-                      Journal::begin({Operation::kCriuDump, group->root(), {}, {}, {}}));
+    STASIS_TRY_ASSIGN(auto begun, Journal::begin({Operation::kCriuDump, tree->root(), {}, {}, {}}));
     journal.emplace(std::move(begun));
     if (!journal->inherited().empty()) {
       journal->finish();
       journal.reset();
       return fail(ErrorCode::kBusy,
                   fmt::format("an operation on process {} was cut short and has left its mark",
-                              group->root().value),
-                  fmt::format("run `stasis recover {}` first", group->root().value));
+                              tree->root().value),
+                  fmt::format("run `stasis recover {}` first", tree->root().value));
     }
   }
   auto done = refuse_obstacles();
@@ -182,7 +181,7 @@ Result<void> DumpSession::State::enter_journal() {
 // What the driver would refuse half-way, or take and never give back.
 Result<void> DumpSession::State::refuse_obstacles() {
   std::vector<proc::ProcessInfo> fresh;
-  for (const GroupMember& member : group->members()) {
+  for (const TreeMember& member : tree->members()) {
     if (member.initial && *member.initial != CudaState::kCheckpointed &&
         looked_at.insert(member.process.pid()).second) {
       fresh.push_back(member.process.info());
@@ -193,7 +192,7 @@ Result<void> DumpSession::State::refuse_obstacles() {
   (void)drop_lifted(found, all_restorable);
   // Once, before anything is done: while the driver holds them it does not answer there.
   if (!std::exchange(asked_inside, true) && !ignores_obstacles()) {
-    for (Obstacle& one : find_unknown_sharing(group->members(), driver->info().simulated)) {
+    for (Obstacle& one : find_unknown_sharing(tree->members(), driver->info().simulated)) {
       if (one.severity == Severity::kRed)
         found.push_back(std::move(one));
       else
@@ -224,9 +223,9 @@ Result<void> DumpSession::State::lock(Pid root, milliseconds timeout) {
 
 Result<void> DumpSession::State::lock_once(Pid root, milliseconds timeout) {
   all_restorable = false;
-  STASIS_TRY_ASSIGN(auto opened, Group::open(*driver, root));
-  group.emplace(std::move(opened));
-  group->on_members_changed = [this](const auto&) { return enter_journal(); };
+  STASIS_TRY_ASSIGN(auto opened, ProcessTree::open(*driver, root));
+  tree.emplace(std::move(opened));
+  tree->on_members_changed = [this](const auto&) { return enter_journal(); };
   if (!has_cuda()) return {};
   auto done = enter_journal();
   // Once before anything is done, for what is refused.
@@ -236,7 +235,7 @@ Result<void> DumpSession::State::lock_once(Pid root, milliseconds timeout) {
   all_restorable = true;
   // What the gates have held back is locked at once.
   const auto left = timeout - std::chrono::floor<milliseconds>(Clock::now() - start);
-  if (done) done = group->lock(std::max(left, kLateLock), interrupt);
+  if (done) done = tree->lock(std::max(left, kLateLock), interrupt);
   // Once it is locked it gets no more from others.
   if (done) done = refuse_losses();
   if (done) done = replace_inherited(true);
@@ -248,7 +247,7 @@ Result<void> DumpSession::State::lock_once(Pid root, milliseconds timeout) {
 
 // What the driver cannot restore, and agents can give up while their programs run.
 Result<void> DumpSession::State::give_up_unrestorable(milliseconds timeout) {
-  auto done = unrestorable.give_up({*driver, interrupt, progress, {}}, *group, timeout);
+  auto done = unrestorable.give_up({*driver, interrupt, progress, {}}, *tree, timeout);
   if (done || done.error().code == ErrorCode::kNotRolledBack) return done;
   if (done.error().code != ErrorCode::kNotSupported) return done;
   if (ignores_obstacles()) {
@@ -263,7 +262,7 @@ Result<void> DumpSession::State::give_up_unrestorable(milliseconds timeout) {
 // Of processes that have begun to use CUDA since: CRIU holds their agents.
 Result<void> DumpSession::State::refuse_late_losses() const {
   if (ignores_obstacles()) return {};
-  for (const GroupMember& member : group->members()) {
+  for (const TreeMember& member : tree->members()) {
     const Pid pid = member.process.pid();
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     const auto agent = direct::AgentClient::probe(pid);
@@ -281,7 +280,7 @@ Result<void> DumpSession::State::refuse_late_losses() const {
 // What agents say of the memory of their programs. Later CRIU holds their threads.
 Result<void> DumpSession::State::refuse_losses() const {
   if (ignores_obstacles()) return {};
-  for (const GroupMember& member : group->members()) {
+  for (const TreeMember& member : tree->members()) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     if (!member.process.alive()) continue;
     auto may = refuse_loss_by_driver(member.process);
@@ -298,7 +297,7 @@ Result<void> DumpSession::State::refuse_losses() const {
 // What processes without CUDA have from those that forked them. `now`, or only whether it can be.
 Result<void> DumpSession::State::replace_inherited(bool now) {
   STASIS_TRY_ASSIGN(auto found,
-                    find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                    find_inherited_files(proc::ProcFs(), tree->members(), driver->info().simulated,
                                          ignores_obstacles()));
   if (!now) return {};
   return replace_inherited_files(found, journal ? &*journal : nullptr);
@@ -309,7 +308,7 @@ Result<void> DumpSession::State::replace_inherited(bool now) {
 // knows them.
 Result<void> DumpSession::State::refuse_late_workers() {
   STASIS_TRY_ASSIGN(auto found,
-                    find_inherited_files(proc::ProcFs(), group->members(), driver->info().simulated,
+                    find_inherited_files(proc::ProcFs(), tree->members(), driver->info().simulated,
                                          ignores_obstacles()));
   if (found.empty()) return {};
   return fail(ErrorCode::kBusy,
@@ -320,7 +319,7 @@ Result<void> DumpSession::State::refuse_late_workers() {
 }
 
 Result<void> DumpSession::State::roll_back() {
-  auto back = group->roll_back();
+  auto back = tree->roll_back();
   if (back) back = unrestorable.take_back();
   if (back && journal) {
     journal->finish();
@@ -335,11 +334,11 @@ DumpSession::DumpSession(std::shared_ptr<Driver> driver)
 DumpSession::~DumpSession() {
   // Nothing is undone by accident: finish() and settle() have seen to it, or the journal stands.
   const std::scoped_lock guard(state_->mutex);
-  if (!state_->given_up && state_->group) state_->group->dismiss();
+  if (!state_->given_up && state_->tree) state_->tree->dismiss();
 }
 
 int DumpSession::answer(Pid pid) const {
-  for (const GroupMember& member : state_->group->members()) {
+  for (const TreeMember& member : state_->tree->members()) {
     if (member.process.pid() == pid && member.initial) return 0;
   }
   return -ENOTSUP;
@@ -487,7 +486,7 @@ int DumpSession::checkpoint(Pid pid) {
 
 // CRIU has stopped all threads of the tree, and run no code in them yet.
 Result<void> DumpSession::State::refuse_tiles() const {
-  for (const GroupMember& member : group->members()) {
+  for (const TreeMember& member : tree->members()) {
     const auto threads = proc::stopped_threads_with_tiles(member.process.pid());
     if (!threads.empty()) return fail(proc::refusal_of_tiles(member.process.pid(), threads));
   }
@@ -496,7 +495,7 @@ Result<void> DumpSession::State::refuse_tiles() const {
 
 // CRIU 4.2.1 opens files at a restore before there are threads, and fails then.
 Result<void> DumpSession::State::refuse_owner_threads() const {
-  for (const GroupMember& member : group->members()) {
+  for (const TreeMember& member : tree->members()) {
     const Pid pid = member.process.pid();
     for (const proc::FileState& file : proc::file_states(pid)) {
       if (file.owner_thread.value == 0) continue;
@@ -515,20 +514,20 @@ Result<void> DumpSession::State::refuse_owner_threads() const {
 
 // While CRIU holds all threads but those by which the driver acts.
 Result<void> DumpSession::State::checkpoint() {
-  STASIS_TRY_ASSIGN(auto more, group->probe_again());
-  group->leave_threads_alone();
+  STASIS_TRY_ASSIGN(auto more, tree->probe_again());
+  tree->leave_threads_alone();
   auto done = unrestorable.check_sharers_live();
   if (done && more) done = refuse_late_losses();
-  if (done && more) done = group->lock(kLateLock, interrupt);
+  if (done && more) done = tree->lock(kLateLock, interrupt);
   // Once more: the lock may have taken seconds.
   looked_at.clear();
   if (done) done = refuse_obstacles();
   if (done) done = refuse_late_workers();
-  for (const GroupMember& member : group->members())
+  for (const TreeMember& member : tree->members())
     if (member.initial)
       direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
-  if (done) done = group->checkpoint(progress, interrupt);
-  for (const GroupMember& member : group->members()) {
+  if (done) done = tree->checkpoint(progress, interrupt);
+  for (const TreeMember& member : tree->members()) {
     if (!done) return done;
     if (!member.initial || !member.process.alive()) continue;
     STASIS_TRY_ASSIGN(auto state, member.process.state());
@@ -587,20 +586,20 @@ Result<void> DumpSession::record_image() {
   bool ours = false;
   int count = 0;
   const proc::ProcFs procfs;
-  for (const GroupMember& member : state_->group->members()) {
+  for (const TreeMember& member : state_->tree->members()) {
     if (!member.initial || !member.process.alive()) continue;
     const auto details = procfs.details(member.process.pid());
     if (!details) return fail(Error(details.error()));
-    const auto use = state_->group->gpu_use().find(member.process.pid());
+    const auto use = state_->tree->gpu_use().find(member.process.pid());
     record.processes.push_back(
         {details->ns_pid, *member.initial,
-         use == state_->group->gpu_use().end() ? std::vector<GpuUse>() : use->second});
+         use == state_->tree->gpu_use().end() ? std::vector<GpuUse>() : use->second});
     if (*member.initial == CudaState::kCheckpointed) continue;
     ours = true;
     ++count;
   }
   if (!ours) return {};
-  record.tcp_ports = ports_of(state_->group->infos());
+  record.tcp_ports = ports_of(state_->tree->infos());
   record.simulated = state_->driver->info().simulated;
   record.driver_version = state_->driver->info().driver_version;
   if (auto gpus = state_->driver->gpus()) record.gpus = std::move(*gpus);
@@ -612,7 +611,7 @@ Result<void> DumpSession::record_image() {
                 "see the lines before in CRIU's log");
   }
   log_info(fmt::format("checkpointed {} process(es), {} of GPU memory", count,
-                       format_bytes(state_->group->gpu_bytes())));
+                       format_bytes(state_->tree->gpu_bytes())));
   return {};
 }
 
@@ -665,7 +664,7 @@ void DumpSession::finish(bool failed) {
   // CRIU ends them now, unless the user's script (--action-script, post-dump) has failed, which
   // CRIU does not report: then it lets them go. A thread that asks the driver for something while
   // its GPU is away would end the program (docs/adr/0007), so none is to run before settle().
-  for (const GroupMember& member : state_->group->members()) {
+  for (const TreeMember& member : state_->tree->members()) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     (void)member.process.pidfd().signal(SIGSTOP);
   }
@@ -677,7 +676,7 @@ void DumpSession::settle() {
   if (!should_die_) return;
   should_die_ = false;
   bool well = true;
-  for (GroupMember& member : state_->group->members()) {
+  for (TreeMember& member : state_->tree->members()) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     const auto start = std::chrono::steady_clock::now();
     while (member.process.alive() && std::chrono::steady_clock::now() - start < kMoment) {
@@ -699,7 +698,7 @@ void DumpSession::settle() {
     log_error(fmt::format("process {} was to end and lives", member.process.pid().value),
               done.error());
   }
-  state_->group->dismiss();
+  state_->tree->dismiss();
   if (auto back = state_->unrestorable.take_back(); !back) {
     well = false;
     log_error("the processes were to end and live", back.error());

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <vector>
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "proc/awake_thread.h"
 
 namespace stasis::plugin {

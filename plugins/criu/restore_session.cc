@@ -86,11 +86,11 @@ void free_ports(const std::vector<std::uint16_t>& ports) {
 }
 
 // What the agents gave up before the dump, because the driver could not have restored it.
-Result<void> take_unrestorable_back(Driver& driver, const Group& group) {
+Result<void> take_unrestorable_back(Driver& driver, const ProcessTree& tree) {
   const Interrupt never;
   NoProgress quiet;
   UnrestorableMemory unrestorable;
-  STASIS_TRY(unrestorable.find({driver, never, quiet, {}}, group));
+  STASIS_TRY(unrestorable.find({driver, never, quiet, {}}, tree));
   return unrestorable.take_back();
 }
 
@@ -203,7 +203,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
   }
   const auto act = [work, root, wanted_states]() -> Result<void> {
     NoProgress quiet;
-    STASIS_TRY_ASSIGN(auto group, Group::open(*work->driver, root));
+    STASIS_TRY_ASSIGN(auto tree, ProcessTree::open(*work->driver, root));
     const auto state_wanted = [&](Pid pid) {
       for (const auto& [known, state] : wanted_states) {
         if (known == pid) return state;
@@ -211,18 +211,18 @@ Result<void> RestoreSession::resume_tree(Pid root) {
       return CudaState::kRunning;
     };
     // Nothing is undone: if it cannot be done, the processes go.
-    group.dismiss();
-    for (GroupMember& member : group.members()) {
+    tree.dismiss();
+    for (TreeMember& member : tree.members()) {
       work->all.push_back(member.process.pid());
       if (!member.initial) continue;
       work->cuda.push_back(member.process.pid());
       member.initial = state_wanted(member.process.pid());
     }
-    std::erase_if(group.members(),
-                  [](const GroupMember& m) { return m.initial == CudaState::kCheckpointed; });
-    if (group.members().empty() || group.cuda_count() == 0) return {};
+    std::erase_if(tree.members(),
+                  [](const TreeMember& m) { return m.initial == CudaState::kCheckpointed; });
+    if (tree.members().empty() || tree.cuda_count() == 0) return {};
     auto begun =
-        Journal::begin({Operation::kCriuRestore, root, {}, {}, journal_targets(group.members())});
+        Journal::begin({Operation::kCriuRestore, root, {}, {}, journal_targets(tree.members())});
     if (begun) {
       work->journal.emplace(std::move(*begun));
       work->entered = true;
@@ -230,8 +230,8 @@ Result<void> RestoreSession::resume_tree(Pid root) {
       log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
                   begun.error().message);
     }
-    STASIS_TRY(group.restore(work->pairs, quiet));
-    for (GroupMember& member : group.members()) {
+    STASIS_TRY(tree.restore(work->pairs, quiet));
+    for (TreeMember& member : tree.members()) {
       if (!member.initial || !member.process.alive()) continue;
       STASIS_TRY(member.process.bring_to(*member.initial));
       STASIS_TRY_ASSIGN(auto now, member.process.state());
@@ -242,7 +242,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
                     "see `dmesg` for messages of the NVIDIA driver");
       }
     }
-    return take_unrestorable_back(*work->driver, group);
+    return take_unrestorable_back(*work->driver, tree);
   };
   const auto limit = timeout(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(

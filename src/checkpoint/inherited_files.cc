@@ -208,16 +208,16 @@ bool is_drivers_file(std::string_view path, bool simulated) {
 }
 
 Result<std::vector<InheritedFiles>> find_inherited_files(const ProcFs& procfs,
-                                                         const std::vector<GroupMember>& members,
+                                                         const std::vector<TreeMember>& members,
                                                          bool simulated, bool ignore) {
   std::vector<Owner> owners;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (!member.initial || !member.process.alive()) continue;
     const Pid pid = member.process.pid();
     owners.push_back({pid, driver_descriptors(procfs, pid, simulated)});
   }
   std::vector<InheritedFiles> out;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (member.initial) continue;
     const Pid pid = member.process.pid();
     InheritedFiles files{

@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/group.h"
 #include "checkpoint/journal.h"
+#include "checkpoint/process_tree.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -36,7 +36,7 @@ bool is_drivers_file(std::string_view path, bool simulated);
 // from one that has them now; with `ignore` it is left out. Processes that have gone have none, and
 // so have those that cannot be looked at.
 Result<std::vector<InheritedFiles>> find_inherited_files(const proc::ProcFs& procfs,
-                                                         const std::vector<GroupMember>& members,
+                                                         const std::vector<TreeMember>& members,
                                                          bool simulated, bool ignore);
 
 // Replaces them, all threads of each process being stopped meanwhile; which processes they are is

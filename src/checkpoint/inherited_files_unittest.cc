@@ -98,7 +98,7 @@ class InheritedFilesTest : public testing::Test {
 
   const Pid self_{::getpid()};
   FakeDriver driver_;
-  std::vector<GroupMember> members_;
+  std::vector<TreeMember> members_;
   int file_ = -1;
   char* memory_ = nullptr;
   pid_t child_ = -1;

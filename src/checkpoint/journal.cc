@@ -18,7 +18,7 @@
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/json_record.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "checkpoint/state_file.h"
 #include "checkpoint/swap_record.h"
 #include "proc/proc_mount.h"
@@ -196,9 +196,9 @@ Error busy(const JournalRecord& record, Pid pid) {
               : kWaitForIt);
 }
 
-std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members) {
+std::vector<JournalTarget> journal_targets(const std::vector<TreeMember>& members) {
   std::vector<JournalTarget> targets;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (!member.initial) continue;
     targets.push_back({member.process.id(), *member.initial});
   }

@@ -60,9 +60,9 @@ inline constexpr const char* kWaitForIt = "wait for it to end, or interrupt it";
 Error busy_with(const std::string& tool, Pid number, Pid pid,
                 const std::string& remedy = kWaitForIt);
 
-struct GroupMember;
+struct TreeMember;
 // The targets of a group: its CUDA processes with the state to bring them back to.
-std::vector<JournalTarget> journal_targets(const std::vector<GroupMember>& members);
+std::vector<JournalTarget> journal_targets(const std::vector<TreeMember>& members);
 
 // /run/stasis for root, else $XDG_RUNTIME_DIR/stasis, else /tmp/stasis-<uid>; $STASIS_STATE_DIR
 // before all. Made with mode 0700; kNotPermitted if it belongs to another user.

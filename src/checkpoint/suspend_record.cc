@@ -89,11 +89,11 @@ Result<void> remember_suspended(const Process& process, const SuspendedMemory& m
   return written;
 }
 
-void remember_suspended(const Group& group) {
+void remember_suspended(const ProcessTree& tree) {
   forget_the_dead();
-  for (const GroupMember& member : group.members()) {
-    const auto use = group.gpu_use().find(member.process.pid());
-    if (!member.initial || use == group.gpu_use().end()) continue;
+  for (const TreeMember& member : tree.members()) {
+    const auto use = tree.gpu_use().find(member.process.pid());
+    if (!member.initial || use == tree.gpu_use().end()) continue;
     (void)remember_suspended(member.process, {use->second, {}});
   }
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 
 namespace stasis {
 
@@ -24,8 +24,8 @@ struct SuspendedMemory {
   std::int64_t since = 0;  // seconds since 1970; set when it is remembered, 0 if unknown
 };
 
-// Remembers the group's gpu_use() for each of its CUDA processes. Failures are ignored.
-void remember_suspended(const Group& group);
+// Remembers the tree's gpu_use() for each of its CUDA processes. Failures are ignored.
+void remember_suspended(const ProcessTree& tree);
 // kIo, kNoSpace.
 Result<void> remember_suspended(const Process& process, const SuspendedMemory& memory);
 // Nothing if this very process (number and start time) was not suspended by us.

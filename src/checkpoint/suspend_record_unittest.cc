@@ -75,14 +75,14 @@ TEST_F(SuspendedTest, AgroupRemembersWhatItsProcessesHad) {
   const Child child;
   driver_.add(child.pid());
   driver_.use[child.pid()] = {{gpu_, 77}};
-  auto group = Group::open(driver_, child.pid());
-  ASSERT_TRUE(group);
+  auto tree = ProcessTree::open(driver_, child.pid());
+  ASSERT_TRUE(tree);
   const Interrupt interrupt;
   NoProgress progress;
-  ASSERT_TRUE(group->lock(std::chrono::seconds(60), interrupt));
-  ASSERT_TRUE(group->checkpoint(progress, interrupt));
-  group->dismiss();
-  remember_suspended(*group);
+  ASSERT_TRUE(tree->lock(std::chrono::seconds(60), interrupt));
+  ASSERT_TRUE(tree->checkpoint(progress, interrupt));
+  tree->dismiss();
+  remember_suspended(*tree);
   auto memory = recall_suspended(open(child));
   ASSERT_TRUE(memory);
   EXPECT_EQ(memory->uses.at(0).bytes, 77U);
@@ -111,9 +111,9 @@ TEST_F(SuspendedTest, TheDeadAreForgotten) {
   std::ofstream(dir_ / (std::to_string(living.pid().value) + "-1" + end)) << "{}";
   std::ofstream(dir_ / "4194303-5.suspended.keep") << "not ours";
   driver_.add(living.pid());
-  auto group = Group::open(driver_, living.pid());
-  ASSERT_TRUE(group);
-  remember_suspended(*group);
+  auto tree = ProcessTree::open(driver_, living.pid());
+  ASSERT_TRUE(tree);
+  remember_suspended(*tree);
   EXPECT_TRUE(recall_suspended(process));
   EXPECT_THAT(files(), SizeIs(2));
 }

@@ -8,7 +8,7 @@
 #include "base/phases.h"
 #include "base/scope_guard.h"
 #include "base/trace.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "cli/help.h"
 #include "cli/target.h"
 #include "cli/ticker.h"
@@ -136,7 +136,7 @@ Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& option
                                            const Interrupt& interrupt) {
   const Span span(TraceKind::kPhase, "processes");
   const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(auto group, Group::open(driver, options.target.pid));
+  STASIS_TRY_ASSIGN(auto group, ProcessTree::open(driver, options.target.pid));
   group.dismiss();
   // Its standard streams are connected again wherever it is restored.
   const auto& job = options.target.job;

@@ -34,9 +34,9 @@ void GpuMemory::wait_for_copy(Error& why) {
     why.retry = Retry::kCopyFirst;
 }
 
-void GpuMemory::tell_of_new(const Environment& env, const Group& group) {
+void GpuMemory::tell_of_new(const Environment& env, const ProcessTree& tree) {
   std::vector<const Process*> fresh;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial == CudaState::kRunning && state_->known.insert(member.process.pid()).second)
       fresh.push_back(&member.process);
   }
@@ -78,8 +78,8 @@ Result<std::uint64_t> GpuMemory::move_in(const Environment& env,
 
 Result<void> GpuMemory::roll_back() { return stasis::roll_back(*state_); }
 
-void GpuMemory::take_held(const Environment& env, const Group& group) {
-  for (const GroupMember& member : group.members()) {
+void GpuMemory::take_held(const Environment& env, const ProcessTree& tree) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     if (state_->agents.has(member.process.pid())) continue;
     auto agent = find_agent(env, member.process, false);
@@ -92,7 +92,7 @@ void GpuMemory::take_held(const Environment& env, const Group& group) {
       state_->agents.add(std::move(**agent));
   }
   std::vector<const Process*> others;
-  for (const GroupMember& member : group.members())
+  for (const TreeMember& member : tree.members())
     if (member.initial == CudaState::kRunning) others.push_back(&member.process);
   find_lenders(*state_, env, others);
   (void)note_driver_threads(state_->agents, others, state_->driver_threads);

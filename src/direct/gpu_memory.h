@@ -1,7 +1,7 @@
-// The GPU memory of a group by the direct path: the mover evicts the memory of processes that have
+// The GPU memory of a tree by the direct path: the mover evicts the memory of processes that have
 // the agent before the driver checkpoints what is left, and copies it in after the driver has
 // restored that. The destructor rolls back every process unless dismiss() was called, as the
-// group's does. The driver's lock must be off by then, so the group is rolled back first. What has
+// tree's does. The driver's lock must be off by then, so the tree is rolled back first. What has
 // gone into an image is read back from it, so the image must be there until then. Moves. One thread
 // at a time.
 #pragma once
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/phases.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/agent_set.h"
 #include "direct/content_sources.h"
 #include "direct/environment.h"
@@ -36,7 +36,7 @@ class GpuMemory {
   // Bytes of the processes whose memory has been moved out, or stands still for it.
   std::uint64_t bytes() const { return state_->agents.bytes(); }
 
-  // Evicts the memory of every process of the group that runs and has the agent and memory that can
+  // Evicts the memory of every process of the tree that runs and has the agent and memory that can
   // leave: into the processes' own memory, or into an image. Where that is not possible, it says so
   // and leaves all to the driver: no failure. For each process with an agent that is left to the
   // driver it says why. An error is one that the driver's lock would end in as well: kTimeout,
@@ -48,9 +48,9 @@ class GpuMemory {
   // image "content", until it is complete, and "evict". With CopyOrder::kBeside the mover still
   // copies when this returns, where the agents can pin it meanwhile (ADR 33): finish_out() waits
   // for the end.
-  Result<void> move_out(const Environment& env, Group& group, const QuiesceOptions& options,
+  Result<void> move_out(const Environment& env, ProcessTree& tree, const QuiesceOptions& options,
                         Phases& phases) {
-    return stasis::move_out(*state_, env, group, options, phases);
+    return stasis::move_out(*state_, env, tree, options, phases);
   }
   // Called when the driver has checkpointed all processes, before they are left like that. After an
   // error they have to be rolled back: kProcessGone, AgentSet::check_sharers_live(). The phase is
@@ -59,13 +59,13 @@ class GpuMemory {
   // Waits until the mover copies no more. Called before any process that the driver holds is let
   // go. Enters into `why`, the failure that it is called for, what the copy says to try next.
   void wait_for_copy(Error& why);
-  // Tells which processes with the agent the group has got since move_out(), or since the last
+  // Tells which processes with the agent the tree has got since move_out(), or since the last
   // call.
-  void tell_of_new(const Environment& env, const Group& group);
+  void tell_of_new(const Environment& env, const ProcessTree& tree);
   // Called when the driver has locked all that are left to it: refuse_late_sharing().
-  Result<void> refuse_late_sharing(const Environment& env, const Group& group,
+  Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree,
                                    bool by_driver) const {
-    return stasis::refuse_late_sharing(env, group, state_->agents, by_driver);
+    return stasis::refuse_late_sharing(env, tree, state_->agents, by_driver);
   }
   // Called with the programs' threads kept still: checks that the tool that brings the memory back
   // will find each agent again. Otherwise the next try leaves the memory to the driver.
@@ -115,9 +115,9 @@ class GpuMemory {
   // All processes run on with their memory. kNotRolledBack names those that do not.
   Result<void> roll_back();
   // Adds the processes whose memory was away before: the tool that evicted it was killed, and as
-  // all is rolled back they are to run. The driver must hold no process of the group. Where it had
+  // all is rolled back they are to run. The driver must hold no process of the tree. Where it had
   // not come to hold a process, the agent makes it run by itself.
-  void take_held(const Environment& env, const Group& group);
+  void take_held(const Environment& env, const ProcessTree& tree);
   // The error of a process that had become another program by then, told once: nothing of it could
   // be brought back.
   std::optional<Error> take_gone();

@@ -27,49 +27,49 @@ Result<void> open_gates(AgentSet& agents) {
 
 }  // namespace
 
-Result<void> hold_back(const Environment& env, Group& group, AgentSet& agents,
+Result<void> hold_back(const Environment& env, ProcessTree& tree, AgentSet& agents,
                        std::chrono::milliseconds timeout, const Standing& standing) {
   std::deque<GateRank> ranks;
-  Group::Gates gates;
+  ProcessTree::Gates gates;
   for (AgentClient& agent : agents)
     gates[agent.pid()] = &ranks.emplace_back(agent);
-  STASIS_TRY(group.hold_back(gates, timeout, env.interrupt, standing));
+  STASIS_TRY(tree.hold_back(gates, timeout, env.interrupt, standing));
   agents.drop_ended();
   return agents.check_sizes(env.driver);
 }
 
-Result<void> hold_back_settled(const Environment& env, Group& group, AgentSet& agents,
+Result<void> hold_back_settled(const Environment& env, ProcessTree& tree, AgentSet& agents,
                                std::chrono::milliseconds timeout, const Standing& standing) {
   const auto start = Clock::now();
   for (;;) {
-    STASIS_TRY(hold_back(env, group, agents, timeout, standing));
+    STASIS_TRY(hold_back(env, tree, agents, timeout, standing));
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents));
     if (!may_settle(shares) || since(start) >= kHandOver) return {};
     STASIS_TRY(open_gates(agents));
     standing(false);
-    group.forget_gates();
+    tree.forget_gates();
     STASIS_TRY(env.interrupt.check());
     std::this_thread::sleep_for(kHandOverPause);
   }
 }
 
-Result<void> hold_back_together(const Environment& env, Group& group, AgentSet& agents,
+Result<void> hold_back_together(const Environment& env, ProcessTree& tree, AgentSet& agents,
                                 GroupPart& part, bool settles, const Standing& standing) {
   for (;;) {
-    STASIS_TRY(settles ? hold_back_settled(env, group, agents, part.left(), standing)
-                       : hold_back(env, group, agents, part.left(), standing));
+    STASIS_TRY(settles ? hold_back_settled(env, tree, agents, part.left(), standing)
+                       : hold_back(env, tree, agents, part.left(), standing));
     STASIS_TRY_ASSIGN(const auto moment, part.wait_until_quiesced());
     if (!moment) return fault(FaultPoint::kPartQuiesced);
     STASIS_TRY(open_gates(agents));
-    group.forget_gates();
+    tree.forget_gates();
     standing(false);
-    STASIS_TRY(let_locked_go_on(group));
+    STASIS_TRY(let_locked_go_on(tree));
     std::this_thread::sleep_for(*moment);
   }
 }
 
-Result<void> let_locked_go_on(Group& group) {
-  auto& members = group.members();
+Result<void> let_locked_go_on(ProcessTree& tree) {
+  auto& members = tree.members();
   std::vector<Result<void>> results(members.size());
   at_once(members.size(), [&](std::size_t i) {
     Process& process = members[i].process;

@@ -97,9 +97,9 @@ Result<bool> has_begun_to_share(AgentClient& agent, bool by_driver) {
 
 }  // namespace
 
-Result<void> refuse_late_sharing(const Environment& env, const Group& group, const AgentSet& agents,
-                                 bool by_driver) {
-  for (const GroupMember& member : group.members()) {
+Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree,
+                                 const AgentSet& agents, bool by_driver) {
+  for (const TreeMember& member : tree.members()) {
     const Process& process = member.process;
     if (member.initial != CudaState::kRunning || !process.alive() || agents.has(process.pid()))
       continue;

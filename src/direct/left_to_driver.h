@@ -3,7 +3,7 @@
 // thread at a time.
 #pragma once
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/agent_set.h"
 #include "direct/environment.h"
 
@@ -25,10 +25,10 @@ Result<bool> is_lost_by_driver(direct::AgentClient& agent);
 Result<void> refuse_loss_by_driver(const Process& process);
 
 // Called when the gates of `agents` are closed, and the driver has locked the other processes of
-// the group. kBusy, to be tried once more, if one of those has begun to share memory since the
+// the tree. kBusy, to be tried once more, if one of those has begun to share memory since the
 // agents were found: nothing would take it away before the driver's checkpoint, whose restore
 // fails. `by_driver`: what no other process has of it may go that way.
-Result<void> refuse_late_sharing(const Environment& env, const Group& group, const AgentSet& agents,
-                                 bool by_driver);
+Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree,
+                                 const AgentSet& agents, bool by_driver);
 
 }  // namespace stasis

@@ -31,10 +31,10 @@ using direct::AgentState;
 using direct::copy_time;
 
 // kWrongState if the memory of a process was evicted but not copied.
-Result<void> refuse_half_way(const Group& group) {
+Result<void> refuse_half_way(const ProcessTree& tree) {
   Result<void> whole;
   Retry retry = Retry::kNone;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     const Pid pid = member.process.pid();
     const auto seen = AgentClient::probe(pid);
@@ -62,15 +62,15 @@ std::uint64_t sum_of(const std::map<Pid, std::uint64_t>& bytes) {
 // One run of move_out().
 class MoveOut {
  public:
-  MoveOut(MemoryState& state, const Environment& env, Group& group, const QuiesceOptions& options,
-          Phases& phases)
+  MoveOut(MemoryState& state, const Environment& env, ProcessTree& tree,
+          const QuiesceOptions& options, Phases& phases)
       : state_(state),
         agents_(state.agents),
         env_(env),
-        group_(group),
+        tree_(tree),
         options_(options),
         phases_(phases),
-        plan_(MoveOutPlan::make(env, group, options)) {}
+        plan_(MoveOutPlan::make(env, tree, options)) {}
 
   Result<void> run() {
     STASIS_TRY(move_out());
@@ -84,10 +84,10 @@ class MoveOut {
 
  private:
   Result<void> move_out() {
-    for (const GroupMember& member : group_.members())
+    for (const TreeMember& member : tree_.members())
       if (member.initial) state_.known.insert(member.process.pid());
     if (plan_.mover_when_quiesced) state_.mover.wait_until_quiesced();
-    STASIS_TRY(refuse_half_way(group_));
+    STASIS_TRY(refuse_half_way(tree_));
     if (plan_.way == MoveOutPlan::Way::kDriver) {
       if (options_.again != Retry::kByDriver) tell_why_driver();
       return refuse_imports();
@@ -213,7 +213,7 @@ class MoveOut {
     if (only_agents) return fail(std::move(why));
     STASIS_TRY(state_.content.end_image(options_.image));
     state_.mover.forget_copy();
-    group_.forget_gates();
+    tree_.forget_gates();
     // The driver needs its memory.
     state_.mover.end(env_);
     tell_of_driver(env_, why.to_string());
@@ -251,13 +251,13 @@ class MoveOut {
   Result<void> precopy() {
     phases_.begin("GPU pre-copy");
     STASIS_TRY(state_.mover.prepare_digests(env_));
-    STASIS_TRY(hold_back(env_, group_, agents_, options_.timeout, standing()));
+    STASIS_TRY(hold_back(env_, tree_, agents_, options_.timeout, standing()));
     STASIS_TRY(agents_.allow_pieces());
     STASIS_TRY_ASSIGN(auto begun, GpuPrecopy::begin(agents_));
     for (AgentClient& agent : agents_)
       STASIS_TRY(agent.ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
-    group_.forget_gates();
+    tree_.forget_gates();
     if (begun) STASIS_TRY(begun->run(env_, state_.mover, *state_.content.into()));
     return fault(FaultPoint::kDirectPrecopied);
   }
@@ -274,7 +274,7 @@ class MoveOut {
   Result<void> prepare() {
     const bool buffers = options_.image == nullptr;
     // Before the buffers, which count as memory that is free until they are touched.
-    auto room_for_all = buffers ? group_.check_host_memory() : Result<void>();
+    auto room_for_all = buffers ? tree_.check_host_memory() : Result<void>();
     STASIS_TRY(agents_.prepare(env_.driver, buffers));
     if (agents_.empty()) return {};
     // A buffer is as large as what its program has by then, which may have taken more in between.
@@ -282,12 +282,12 @@ class MoveOut {
       std::map<Pid, std::uint64_t> sizes;
       for (const auto& agent : agents_)
         sizes[agent.pid()] = agent.bytes();
-      room_for_all = group_.check_host_memory({}, sizes);
+      room_for_all = tree_.check_host_memory({}, sizes);
     }
     // Where there is no room for all, there may be for what is not zeros: they are counted, too.
     is_tight_ = !room_for_all;
     if (is_tight_ && options_.part != nullptr) return room_for_all;
-    // For one process: several would be stopped together once more, as would a group.
+    // For one process: several would be stopped together once more, as would the parts of a group.
     surveys_ = is_tight_ || (buffers && options_.part == nullptr && agents_.size() == 1 &&
                              agents_.bytes() >= survey_from() && !agents_.have_few_zeros());
     std::map<Pid, std::uint64_t> elsewhere;
@@ -299,9 +299,9 @@ class MoveOut {
         to_come[one.directory] += agent.bytes();
     }
     if (!buffers) {
-      STASIS_TRY(group_.check_host_memory(elsewhere));
+      STASIS_TRY(tree_.check_host_memory(elsewhere));
     }
-    state_.mover.use_gpus_of(group_);
+    state_.mover.use_gpus_of(tree_);
     const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
     STASIS_TRY(check_mover_memory(env_, state_.mover.gpus(), in_buffers));
     // A context takes as long as touching gigabytes, so the tool does both at once.
@@ -315,12 +315,12 @@ class MoveOut {
     STASIS_TRY_ASSIGN(const auto zeros, find_zeros());
     const bool few = sum_of(zeros) < agents_.bytes() / 2;
     if (agents_.size() == 1) agents_.note_few_zeros(few);
-    if (is_tight_ || !few) return group_.check_host_memory(zeros);
+    if (is_tight_ || !few) return tree_.check_host_memory(zeros);
     STASIS_TRY(agents_.begin()->ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
-    group_.forget_gates();
+    tree_.forget_gates();
     phases_.begin("prepare");
-    STASIS_TRY(group_.check_host_memory());
+    STASIS_TRY(tree_.check_host_memory());
     STASIS_TRY(touch_buffers());
     phases_.begin("close");
     return hold_back_settled();
@@ -382,17 +382,17 @@ class MoveOut {
   // What the next copy out moves is still on the GPUs when it has to come back.
   void keep_on_gpus() {
     if (options_.image != nullptr && options_.comes_back)
-      state_.prefetch.keep_on_gpus(env_.driver, group_);
+      state_.prefetch.keep_on_gpus(env_.driver, tree_);
   }
 
   Result<void> hold_back_settled() {
     if (options_.part != nullptr) {
-      return hold_back_together(env_, group_, agents_, *options_.part, !options_.ignore_obstacles,
+      return hold_back_together(env_, tree_, agents_, *options_.part, !options_.ignore_obstacles,
                                 standing());
     }
     return options_.ignore_obstacles
-               ? hold_back(env_, group_, agents_, options_.timeout, standing())
-               : stasis::hold_back_settled(env_, group_, agents_, options_.timeout, standing());
+               ? hold_back(env_, tree_, agents_, options_.timeout, standing())
+               : stasis::hold_back_settled(env_, tree_, agents_, options_.timeout, standing());
   }
 
   // With the gates closed.
@@ -434,7 +434,7 @@ class MoveOut {
 
   Result<void> check_sharing() {
     STASIS_TRY(refuse_multicast(agents_));
-    STASIS_TRY(refuse_late_sharing(env_, group_, agents_, false));
+    STASIS_TRY(refuse_late_sharing(env_, tree_, agents_, false));
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
     return stasis::check_sharing(shares);
   }
@@ -448,8 +448,8 @@ class MoveOut {
 
   // No process that ran can run as long as the gates are closed.
   bool all_behind_gates() const {
-    const auto& members = group_.members();
-    return std::all_of(members.begin(), members.end(), [&](const GroupMember& member) {
+    const auto& members = tree_.members();
+    return std::all_of(members.begin(), members.end(), [&](const TreeMember& member) {
       const bool runs = member.initial == CudaState::kRunning && member.process.alive();
       return !runs || agents_.has(member.process.pid());
     });
@@ -467,7 +467,7 @@ class MoveOut {
       else
         there[agent.pid()] = agent.bytes();
     }
-    return any ? group_.check_host_memory(there) : Result<void>();
+    return any ? tree_.check_host_memory(there) : Result<void>();
   }
 
   Result<void> require_all() const {
@@ -555,7 +555,7 @@ class MoveOut {
     std::set<Pid> at_work;
     for (const AgentClient& agent : agents_)
       at_work.insert(agent.pid());
-    group_.let_agents_work(std::move(at_work));
+    tree_.let_agents_work(std::move(at_work));
     return {};
   }
 
@@ -571,7 +571,7 @@ class MoveOut {
   MemoryState& state_;
   AgentSet& agents_;
   const Environment& env_;
-  Group& group_;
+  ProcessTree& tree_;
   const QuiesceOptions& options_;
   Phases& phases_;
   const MoveOutPlan plan_;
@@ -582,10 +582,10 @@ class MoveOut {
 
 }  // namespace
 
-MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
+MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
                               const QuiesceOptions& options) {
   MoveOutPlan plan;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial == CudaState::kRunning) plan.running.push_back(&member.process);
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
@@ -603,9 +603,9 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const Group& group,
   return plan;
 }
 
-Result<void> move_out(MemoryState& state, const Environment& env, Group& group,
+Result<void> move_out(MemoryState& state, const Environment& env, ProcessTree& tree,
                       const QuiesceOptions& options, Phases& phases) {
-  return MoveOut(state, env, group, options, phases).run();
+  return MoveOut(state, env, tree, options, phases).run();
 }
 
 }  // namespace stasis

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/phases.h"
-#include "checkpoint/group.h"
 #include "checkpoint/group_part.h"
+#include "checkpoint/process_tree.h"
 #include "direct/memory_state.h"
 
 namespace stasis {
@@ -40,7 +40,7 @@ struct MoveOutPlan {
     kNothingElse,  // what cannot leave that way is a failure
   };
 
-  static MoveOutPlan make(const Environment& env, const Group& group,
+  static MoveOutPlan make(const Environment& env, const ProcessTree& tree,
                           const QuiesceOptions& options);
   bool only_agents() const { return way == Way::kNothingElse; }
 
@@ -53,7 +53,7 @@ struct MoveOutPlan {
 };
 
 // GpuMemory::move_out().
-Result<void> move_out(MemoryState& state, const Environment& env, Group& group,
+Result<void> move_out(MemoryState& state, const Environment& env, ProcessTree& tree,
                       const QuiesceOptions& options, Phases& phases);
 
 }  // namespace stasis

@@ -37,9 +37,9 @@ Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid>
                                 const HostMemoryToCome& to_come) {
   const std::uint64_t ours = mover_memory(env, gpus);
   const auto swap = proc::ProcFs().swap_free();
-  for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
-    const std::uint64_t others = to_come ? to_come(group.directory) : 0;
-    const std::uint64_t room = group.room(swap.value_or(0));
+  for (const proc::MemoryCgroup& cgroup : proc::memory_cgroups(Pid{::getpid()})) {
+    const std::uint64_t others = to_come ? to_come(cgroup.directory) : 0;
+    const std::uint64_t room = cgroup.room(swap.value_or(0));
     if (ours + others + kCgroupReserve <= room) continue;
     return fail(
         ErrorCode::kNotSupported,
@@ -47,7 +47,7 @@ Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid>
                     "limit of {} ({}, of which {} are free)",
                     format_bytes(ours),
                     others == 0 ? "" : fmt::format(", besides {} to come,", format_bytes(others)),
-                    group.directory, format_bytes(group.limit), format_bytes(room)),
+                    cgroup.directory, format_bytes(cgroup.limit), format_bytes(room)),
         "raise the limit, or take less of it (--ring 8M)");
   }
   return {};
@@ -61,9 +61,9 @@ Error of_mover(Error error, bool into_image) {
   return error;
 }
 
-void MoverLease::use_gpus_of(const Group& group) {
+void MoverLease::use_gpus_of(const ProcessTree& tree) {
   gpus_.clear();
-  for (const auto& [pid, uses] : group.gpu_use())
+  for (const auto& [pid, uses] : tree.gpu_use())
     for (const GpuUse& use : uses)
       add_gpu(use.gpu);
 }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/environment.h"
 #include "driver/gpu_map.h"
 
@@ -40,9 +40,9 @@ class MoverLease {
  public:
   using Made = Result<std::shared_ptr<direct::MemoryMover>>;
 
-  // The GPUs on which the mover has contexts: those that the group uses; those on which the evicted
+  // The GPUs on which the mover has contexts: those that the tree uses; those on which the evicted
   // memory of these processes comes back, as far as it was written down.
-  void use_gpus_of(const Group& group);
+  void use_gpus_of(const ProcessTree& tree);
   void use_gpus_of(const std::vector<const Process*>& processes, std::span<const GpuPair> pairs);
   void use_no_gpus() { gpus_.clear(); }
   void add_gpu(const GpuUuid& gpu);

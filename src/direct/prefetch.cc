@@ -75,12 +75,12 @@ void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
   begin(env, std::move(all));
 }
 
-void Prefetch::keep_on_gpus(Driver& driver, const Group& group) {
+void Prefetch::keep_on_gpus(Driver& driver, const ProcessTree& tree) {
   // The processes will need again what they have now, and make_room() asks for it.
   const bool all_known =
-      std::all_of(group.members().begin(), group.members().end(), [&](const GroupMember& member) {
+      std::all_of(tree.members().begin(), tree.members().end(), [&](const TreeMember& member) {
         return !member.initial || member.initial == CudaState::kCheckpointed ||
-               group.gpu_use().contains(member.process.pid());
+               tree.gpu_use().contains(member.process.pid());
       });
   const auto gpus = driver.gpus();
   if (!all_known || !gpus) return;

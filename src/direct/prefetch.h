@@ -35,7 +35,7 @@ class Prefetch {
   // these processes to the GPUs for which there is room.
   void begin(const Environment& env, const std::vector<Pid>& pids, const PrefetchRoom& room);
   // Lets the mover keep on the GPUs what it is about to copy out, as far as there is room.
-  void keep_on_gpus(Driver& driver, const Group& group);
+  void keep_on_gpus(Driver& driver, const ProcessTree& tree);
 
   bool any() const { return stop_ != nullptr; }
   // Tells what was begun to stop, and takes its mover back.

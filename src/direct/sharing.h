@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/driver_obstacles.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/agent_set.h"
 #include "direct/heirs.h"
 #include "direct/stillness.h"

@@ -60,7 +60,7 @@ struct Outside {
 
 // Rather one that has a file of these than one that has none.
 std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
-                                          const std::vector<GroupMember>& members) {
+                                          const std::vector<TreeMember>& members) {
   const proc::ProcFs procfs;
   std::optional<Outside> out;
   auto all = procfs.all();
@@ -68,7 +68,7 @@ std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
   std::erase_if(*all, [&](const proc::ProcessInfo& info) {
     return info.has_ended() ||
            std::any_of(members.begin(), members.end(),
-                       [&](const GroupMember& member) { return member.process.pid() == info.pid; });
+                       [&](const TreeMember& member) { return member.process.pid() == info.pid; });
   });
   std::vector<Pid> pids;
   for (const proc::ProcessInfo& info : *all)
@@ -161,11 +161,10 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
 
 }  // namespace
 
-std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& members,
-                                           bool simulated) {
+std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated) {
   std::vector<Pid> with_cuda;
   std::vector<Pid> to_ask;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (!member.initial || !member.process.alive()) continue;
     const Pid pid = member.process.pid();
     with_cuda.push_back(pid);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/obstacle.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 
 namespace stasis {
 
@@ -18,6 +18,6 @@ namespace stasis {
 // GPU; otherwise yellow. What one that is alone may share with one that has no host memory together
 // with it is yellow, too.
 // One with an agent of another version is red.
-std::vector<Obstacle> find_unknown_sharing(const std::vector<GroupMember>& members, bool simulated);
+std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated);
 
 }  // namespace stasis

@@ -17,9 +17,9 @@ using direct::AgentState;
 
 namespace {
 
-std::vector<const Process*> running(const Group& group) {
+std::vector<const Process*> running(const ProcessTree& tree) {
   std::vector<const Process*> processes;
-  for (const GroupMember& member : group.members())
+  for (const TreeMember& member : tree.members())
     if (member.initial == CudaState::kRunning && member.process.alive())
       processes.push_back(&member.process);
   return processes;
@@ -38,17 +38,17 @@ Result<bool> UnrestorableMemory::is_any() {
 }
 
 // What no agent takes again.
-Result<void> UnrestorableMemory::refuse(const Environment& env, const Group& group) {
+Result<void> UnrestorableMemory::refuse(const Environment& env, const ProcessTree& tree) {
   STASIS_TRY(refuse_shared(env, agents_.driver_shares(), false));
   STASIS_TRY(refuse_multicast(agents_));
-  STASIS_TRY(refuse_late_sharing(env, group, agents_, false));
+  STASIS_TRY(refuse_late_sharing(env, tree, agents_, false));
   STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
   return check_sharing(shares);
 }
 
-Result<void> UnrestorableMemory::give_up(const Environment& env, Group& group,
+Result<void> UnrestorableMemory::give_up(const Environment& env, ProcessTree& tree,
                                          std::chrono::milliseconds timeout) {
-  auto done = agents_.find_running(env, running(group));
+  auto done = agents_.find_running(env, running(tree));
   Result<bool> any = false;
   if (done) any = is_any();
   if (!done || !any || !*any) {
@@ -56,20 +56,20 @@ Result<void> UnrestorableMemory::give_up(const Environment& env, Group& group,
     if (!done) return done;
     return any ? Result<void>() : fail(std::move(any.error()));
   }
-  done = hold_back_settled(env, group, agents_, timeout, [](bool) {});
-  if (done) done = refuse(env, group);
-  if (done) done = note_driver_threads(agents_, running(group), driver_threads_);
+  done = hold_back_settled(env, tree, agents_, timeout, [](bool) {});
+  if (done) done = refuse(env, tree);
+  if (done) done = note_driver_threads(agents_, running(tree), driver_threads_);
   moving_ = true;
   if (done) done = detach_all(agents_, driver_threads_);
   moving_ = false;
   if (done) return {};
-  group.forget_gates();
+  tree.forget_gates();
   auto back = take_back();
   return back ? done : back;
 }
 
-Result<void> UnrestorableMemory::find(const Environment& env, const Group& group) {
-  auto closed = running(group);
+Result<void> UnrestorableMemory::find(const Environment& env, const ProcessTree& tree) {
+  auto closed = running(tree);
   std::erase_if(closed, [](const Process* process) {
     return threads_that_take_back(process->pid()).empty();
   });

@@ -1,4 +1,4 @@
-// The memory of a group's processes that the driver cannot restore, and their agents can: what they
+// The memory of a tree's processes that the driver cannot restore, and their agents can: what they
 // share, memory of the host's from cuMemCreate, managed memory. It is given up and taken again
 // where the driver moves all else: for the plugin for CRIU. The direct path does the same among its
 // own steps.
@@ -11,7 +11,7 @@
 #include <chrono>
 #include <vector>
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/agent_set.h"
 #include "direct/stillness.h"
 
@@ -23,10 +23,11 @@ class UnrestorableMemory {
   // programs stand still from then on. Otherwise touches nothing. The processes run and the driver
   // holds none of them. What cannot be taken again is refused, kNotSupported, with the programs as
   // they were, as after every error but kNotRolledBack.
-  Result<void> give_up(const Environment& env, Group& group, std::chrono::milliseconds timeout);
+  Result<void> give_up(const Environment& env, ProcessTree& tree,
+                       std::chrono::milliseconds timeout);
 
   // Of a tree that was restored: those that gave something up before their dump.
-  Result<void> find(const Environment& env, const Group& group);
+  Result<void> find(const Environment& env, const ProcessTree& tree);
 
   // Nothing is missing anywhere, and the programs run on. The driver must hold none of the
   // processes, and at least the agents' threads must be able to run. After an error `stasis
@@ -40,7 +41,7 @@ class UnrestorableMemory {
 
  private:
   Result<bool> is_any();
-  Result<void> refuse(const Environment& env, const Group& group);
+  Result<void> refuse(const Environment& env, const ProcessTree& tree);
 
   AgentSet agents_;
   DriverThreads driver_threads_;

@@ -340,7 +340,7 @@ bool may_read_limits(const proc::ProcFs& procfs) {
 
 class Search {
  public:
-  Search(const proc::ProcFs& procfs, const std::vector<GroupMember>& members,
+  Search(const proc::ProcFs& procfs, const std::vector<TreeMember>& members,
          const CriuOptions& options, bool simulated, std::span<const std::string> connected,
          const Interrupt& interrupt)
       : procfs_(procfs),
@@ -348,7 +348,7 @@ class Search {
         options_(options),
         simulated_(simulated),
         connected_(connected) {
-    for (const GroupMember& member : members) {
+    for (const TreeMember& member : members) {
       processes_.push_back(member.process.info());
       if (member.initial) with_cuda_.insert(member.process.pid().value);
     }
@@ -776,7 +776,7 @@ class Search {
 }  // namespace
 
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
-                                      const std::vector<GroupMember>& members,
+                                      const std::vector<TreeMember>& members,
                                       const CriuOptions& options, bool simulated,
                                       std::span<const std::string> connected,
                                       const Interrupt& interrupt) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/obstacle.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "image/criu_options.h"
 #include "proc/held_files.h"
 #include "proc/procfs.h"
@@ -23,7 +23,7 @@ namespace stasis {
 // one. `connected`: the pipes that a restore connects again, "pipe:[1234]". What cannot be read is
 // left out.
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
-                                      const std::vector<GroupMember>& members,
+                                      const std::vector<TreeMember>& members,
                                       const CriuOptions& options, bool simulated,
                                       std::span<const std::string> connected,
                                       const Interrupt& interrupt);

@@ -26,7 +26,7 @@ std::string name_of(const proc::ProcessInfo& info) {
   return fmt::format("process {} ({})", info.pid.value, info.comm);
 }
 
-Obstacle state_obstacle(const GroupMember& member) {
+Obstacle state_obstacle(const TreeMember& member) {
   const std::string name = name_of(member.process.info());
   const Pid pid = member.process.pid();
   switch (*member.initial) {
@@ -44,10 +44,10 @@ Obstacle state_obstacle(const GroupMember& member) {
   return {"cuda-state", Severity::kGreen, pid, name + " uses CUDA and is running"};
 }
 
-void probe_gpu_memory(Group& group, std::vector<Obstacle>& out) {
-  if (auto fits = group.check_host_memory(); !fits) {
+void probe_gpu_memory(ProcessTree& tree, std::vector<Obstacle>& out) {
+  if (auto fits = tree.check_host_memory(); !fits) {
     const bool may_leave_zeros =
-        std::any_of(group.members().begin(), group.members().end(), [](const GroupMember& member) {
+        std::any_of(tree.members().begin(), tree.members().end(), [](const TreeMember& member) {
           const auto agent = direct::AgentClient::probe(member.process.pid());
           return agent && *agent;
         });
@@ -64,17 +64,17 @@ void probe_gpu_memory(Group& group, std::vector<Obstacle>& out) {
       {"gpu-memory",
        Severity::kGreen,
        {},
-       format_bytes(group.gpu_bytes()) + " of GPU memory in use, for which there is room"});
+       format_bytes(tree.gpu_bytes()) + " of GPU memory in use, for which there is room"});
 }
 
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
 // agent no tool can tell.
-Result<void> probe_shared_gpu_memory(const Group& group, const Interrupt& interrupt,
+Result<void> probe_shared_gpu_memory(const ProcessTree& tree, const Interrupt& interrupt,
                                      std::vector<Obstacle>& out) {
   constexpr ObstacleId kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kTimeout{5};
   AgentSet agents;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial != CudaState::kRunning) continue;
     const std::string name = name_of(member.process.info());
     auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
@@ -125,17 +125,17 @@ Result<void> probe_shared_gpu_memory(const Group& group, const Interrupt& interr
 void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::ProcessInfo>& infos,
                             std::vector<Obstacle>& out) {
   const Pid self{static_cast<int>(::getpid())};
-  const auto group = proc::tightest_pids_cgroup(self);
+  const auto cgroup = proc::tightest_pids_cgroup(self);
   std::uint64_t threads = 0;
   for (const proc::ProcessInfo& info : infos)
     threads += procfs.threads(info.pid).size();
   const std::string what = fmt::format("processes: {}, threads: {}", infos.size(), threads);
   // They are given up before, if they are in it now.
-  std::uint64_t room = group ? group->room() : threads;
-  if (group) {
+  std::uint64_t room = cgroup ? cgroup->room() : threads;
+  if (cgroup) {
     const auto here = proc::cgroup_directories(infos.front().pid, "pids");
     if (std::any_of(here.begin(), here.end(),
-                    [&](const auto& one) { return one.path == group->directory; })) {
+                    [&](const auto& one) { return one.path == cgroup->directory; })) {
       room += threads;
     }
   }
@@ -148,10 +148,10 @@ void probe_room_for_threads(const proc::ProcFs& procfs, const std::vector<proc::
        Severity::kYellow,
        {},
        fmt::format("{}, and {} leaves room for {} (limit {}): a restore from here fails", what,
-                   group->directory, group->room(), group->limit),
+                   cgroup->directory, cgroup->room(), cgroup->limit),
        fmt::format("restore from elsewhere, or raise {}/pids.max (systemd: TasksMax; containers: "
                    "--pids-limit)",
-                   group->directory)});
+                   cgroup->directory)});
 }
 
 // A checkpoint closes the handles of NVML, too, since driver 570 (checkpoint-restore/criu#2953).
@@ -182,18 +182,18 @@ void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
 }  // namespace
 
 Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                                Group& group, const CriuOptions& options,
+                                                ProcessTree& tree, const CriuOptions& options,
                                                 const Interrupt& interrupt,
                                                 std::span<const std::string> connected) {
   std::vector<Obstacle> out;
-  const auto infos = group.infos();
+  const auto infos = tree.infos();
   std::vector<proc::ProcessInfo> with_cuda;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     out.push_back(state_obstacle(member));
     if (*member.initial != CudaState::kCheckpointed) with_cuda.push_back(member.process.info());
   }
-  if (group.cuda_count() == 0) {
+  if (tree.cuda_count() == 0) {
     out.push_back({"cuda-state",
                    Severity::kRed,
                    {},
@@ -204,7 +204,7 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
                    "processes that use CUDA; without CUDA, `stasis run --images-dir` saves a job, "
                    "and criu alone dumps it"});
   }
-  probe_gpu_memory(group, out);
+  probe_gpu_memory(tree, out);
   STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
   for (const Obstacle& one : drop_lifted(obstacles)) {
     if (one.id != "managed-memory") continue;
@@ -213,17 +213,17 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
                                "again",
                                one.pid.value)});
   }
-  for (Obstacle& obstacle : find_unknown_sharing(group.members(), driver.info().simulated))
+  for (Obstacle& obstacle : find_unknown_sharing(tree.members(), driver.info().simulated))
     obstacles.push_back(std::move(obstacle));
   for (Obstacle& obstacle : obstacles) {
     obstacle.what = fmt::format("process {}: {}", obstacle.pid.value, obstacle.what);
     out.push_back(std::move(obstacle));
   }
-  STASIS_TRY(probe_shared_gpu_memory(group, interrupt, out));
+  STASIS_TRY(probe_shared_gpu_memory(tree, interrupt, out));
   probe_room_for_threads(procfs, infos, out);
   probe_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;
-  auto inherited = find_inherited_files(procfs, group.members(), simulated, false);
+  auto inherited = find_inherited_files(procfs, tree.members(), simulated, false);
   if (!inherited) {
     out.push_back(
         {"gpu-files", Severity::kRed, {}, inherited.error().message, inherited.error().remedy});
@@ -243,7 +243,7 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
          "it hangs on a terminal or a session of another program: --shell-job will be set"});
   }
   for (Obstacle& obstacle :
-       find_undumpable(procfs, group.members(), options, simulated, connected, interrupt))
+       find_undumpable(procfs, tree.members(), options, simulated, connected, interrupt))
     out.push_back(std::move(obstacle));
   STASIS_TRY(interrupt.check());
   return out;

@@ -8,17 +8,17 @@
 
 #include "base/interrupt.h"
 #include "base/obstacle.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "image/criu_options.h"
 #include "proc/procfs.h"
 
 namespace stasis {
 
 // Every obstacle, green ones too. Changes nothing: it looks, and asks the agents of a program that
-// runs; `group` notes what it uses of the GPUs. `connected`: as find_undumpable() wants it.
+// runs; `tree` notes what it uses of the GPUs. `connected`: as find_undumpable() wants it.
 // kInterrupted. kNotPermitted, kIo: could not look, which never counts as "fine".
 Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
-                                                Group& group, const CriuOptions& options,
+                                                ProcessTree& tree, const CriuOptions& options,
                                                 const Interrupt& interrupt,
                                                 std::span<const std::string> connected = {});
 

@@ -44,11 +44,11 @@ class ProcessesTest : public testing::Test {
   // How often it is said of a process that its NVML stands in the way.
   long nvml_obstacles(const std::string& version) {
     driver_.driver_info.driver_version = version;
-    auto group = Group::open(driver_, pid_);
-    EXPECT_TRUE(group);
-    if (!group) return -1;
-    group->dismiss();
-    const auto found = examine_processes(driver_, proc::ProcFs(root_), *group, {}, Interrupt());
+    auto tree = ProcessTree::open(driver_, pid_);
+    EXPECT_TRUE(tree);
+    if (!tree) return -1;
+    tree->dismiss();
+    const auto found = examine_processes(driver_, proc::ProcFs(root_), *tree, {}, Interrupt());
     EXPECT_TRUE(found) << found.error().to_string();
     if (!found) return -1;
     return std::count_if(found->begin(), found->end(), [](const Obstacle& one) {

@@ -15,7 +15,7 @@
 
 #include "base/printable.h"
 #include "base/trace.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "image/image_reader.h"
 #include "job/init.h"
 #include "job/json_message.h"
@@ -56,7 +56,7 @@ struct Worker {
 
 // Has the user suspended it by `stasis suspend NAME`?
 Result<bool> is_suspended(Driver& driver, Pid root) {
-  STASIS_TRY_ASSIGN(auto group, Group::open(driver, root));
+  STASIS_TRY_ASSIGN(auto group, ProcessTree::open(driver, root));
   group.dismiss();
   return std::any_of(group.members().begin(), group.members().end(),
                      [](const auto& member) { return member.initial == CudaState::kCheckpointed; });

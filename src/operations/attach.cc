@@ -71,9 +71,9 @@ Result<void> refuse_rdma(const Process& process) {
 
 class Attaching {
  public:
-  Attaching(const Environment& env, OpenedGroup& opened, const AttachOptions& options,
+  Attaching(const Environment& env, OpenedTree& opened, const AttachOptions& options,
             Phases& phases)
-      : env_(env), group_(opened.group), options_(options), phases_(phases) {}
+      : env_(env), tree_(opened.tree), options_(options), phases_(phases) {}
 
   Result<void> run() {
     STASIS_TRY(sort());
@@ -103,14 +103,14 @@ class Attaching {
  private:
   // Which of the processes have an agent, and which are to get one.
   Result<void> sort() {
-    for (const GroupMember& member : group_.members()) {
+    for (const TreeMember& member : tree_.members()) {
       if (!member.initial || !member.process.alive()) continue;
       const Pid pid = member.process.pid();
       if (*member.initial != CudaState::kRunning) {
         return fail(ErrorCode::kWrongState,
                     fmt::format("process {} ({}) is {}", pid.value, member.process.info().comm,
                                 cuda_state_name(*member.initial)),
-                    fmt::format("`stasis resume {}` first", group_.root().value));
+                    fmt::format("`stasis resume {}` first", tree_.root().value));
       }
       STASIS_TRY_ASSIGN(const auto agent, AgentClient::probe(pid));
       if (agent && !agent->of_our_version) {
@@ -233,11 +233,11 @@ class Attaching {
   Result<void> close() {
     phases_.begin("close");
     std::deque<DrainedRank> ranks;
-    Group::Gates gates;
+    ProcessTree::Gates gates;
     for (AgentClient& agent : agents_)
       if (Process* process = process_of(agent.pid()))
         gates[agent.pid()] = &ranks.emplace_back(agent, *process);
-    STASIS_TRY(group_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
+    STASIS_TRY(tree_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
       if (still)
         phases_.stands_still();
       else
@@ -245,12 +245,12 @@ class Attaching {
     }));
     agents_.drop_ended();
     // Those that had an agent already.
-    STASIS_TRY(group_.unlock());
+    STASIS_TRY(tree_.unlock());
     return fault(FaultPoint::kAttachDrained);
   }
 
   Process* process_of(Pid pid) {
-    for (GroupMember& member : group_.members())
+    for (TreeMember& member : tree_.members())
       if (member.process.pid() == pid) return &member.process;
     return nullptr;
   }
@@ -296,7 +296,7 @@ class Attaching {
     if (!agents_.empty()) return {};
     return fail(ErrorCode::kProcessGone,
                 fmt::format("the processes below {} that were to be attached to have ended",
-                            group_.root().value));
+                            tree_.root().value));
   }
 
   // An address that is free for a moment may be taken by any thread that maps memory: they stand
@@ -360,7 +360,7 @@ class Attaching {
   }
 
   const Environment& env_;
-  Group& group_;
+  ProcessTree& tree_;
   const AttachOptions& options_;
   Phases& phases_;
   std::vector<const Process*> to_hook_;
@@ -382,15 +382,15 @@ Error with_other_way(Error why) {
 
 Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachOptions& options,
                                  bool is_first, Phases& phases) {
-  auto opened = open_group(env, Operation::kAttach, root, {});
+  auto opened = open_tree(env, Operation::kAttach, root, {});
   if (!opened) return fail(std::move(opened.error()));
   STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
-  Group& group = opened->group;
-  STASIS_TRY(refuse_unstoppable(group));
+  ProcessTree& tree = opened->tree;
+  STASIS_TRY(refuse_unstoppable(tree));
   Attaching attaching(env, *opened, options, phases);
   auto done = attaching.run();
   phases.end();
-  if (done) done = verify_states(group, CudaState::kRunning);
+  if (done) done = verify_states(tree, CudaState::kRunning);
   if (!done) {
     attaching.let_go();
     Error why = std::move(done.error());
@@ -398,17 +398,17 @@ Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachO
     return fail(roll_back(env, *opened, std::move(why)));
   }
   attaching.dismiss();
-  group.dismiss();
+  tree.dismiss();
   opened->journal->finish();
   AttachReport report;
   report.root = root;
   report.attached = attaching.take_report();
-  report.processes = report_processes(group);
+  report.processes = report_processes(tree);
   report.total = phases.total();
   report.downtime = phases.downtime();
   report.was_so = std::all_of(report.attached.begin(), report.attached.end(),
                               [](const AttachedProcess& one) { return one.was_so; });
-  report.lock_tries = group.lock_tries();
+  report.lock_tries = tree.lock_tries();
   for (const AttachedProcess& one : report.attached)
     report.direct_bytes += one.converted_bytes;
   return report;

@@ -55,8 +55,8 @@ constexpr int kExitWaitMs = 10000;
 constexpr int kTries = 4;
 constexpr std::chrono::milliseconds kBetweenTries{150};
 
-Result<void> note_ending(OpenedGroup& opened) {
-  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(opened.group.root()));
+Result<void> note_ending(OpenedTree& opened) {
+  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(opened.tree.root()));
   std::vector<ProcessId> processes;
   for (const proc::ProcessInfo& info : tree)
     processes.push_back(info.id());
@@ -66,16 +66,16 @@ Result<void> note_ending(OpenedGroup& opened) {
 // Has any process of the tree ended, or is it about to? If all are `back` in their states, they
 // have answered since, which who was killed does not. Others take a while to let go of their
 // memory.
-bool any_has_ended(const Group& group, bool back) {
+bool any_has_ended(const ProcessTree& tree, bool back) {
   const int timeout_ms = back ? 100 : kExitWaitMs;
-  return std::any_of(
-      group.members().begin(), group.members().end(),
-      [&](const GroupMember& member) { return member.process.pidfd().wait_exit(timeout_ms); });
+  return std::any_of(tree.members().begin(), tree.members().end(), [&](const TreeMember& member) {
+    return member.process.pidfd().wait_exit(timeout_ms);
+  });
 }
 
 // CRIU has ended the tree; no process of it may be left.
-Result<void> wait_until_gone(const Group& group) {
-  for (const GroupMember& member : group.members()) {
+Result<void> wait_until_gone(const ProcessTree& tree) {
+  for (const TreeMember& member : tree.members()) {
     if (member.process.pidfd().wait_exit(kExitWaitMs)) continue;
     return fail(ErrorCode::kNotRolledBack,
                 fmt::format("process {} is still there after the dump", member.process.pid().value),
@@ -86,28 +86,28 @@ Result<void> wait_until_gone(const Group& group) {
 }
 
 // What all of the group have had on the GPUs.
-std::vector<GpuUse> use_of(const Group& group) {
+std::vector<GpuUse> use_of(const ProcessTree& tree) {
   std::vector<GpuUse> all;
-  for (const auto& [pid, uses] : group.gpu_use())
+  for (const auto& [pid, uses] : tree.gpu_use())
     all.insert(all.end(), uses.begin(), uses.end());
   return all;
 }
 
-bool all_have_ended(const Group& group) {
-  const auto& members = group.members();
-  return std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
+bool all_have_ended(const ProcessTree& tree) {
+  const auto& members = tree.members();
+  return std::none_of(members.begin(), members.end(), [](const TreeMember& member) {
     return member.initial && member.process.alive();
   });
 }
 
 // After a dump that lets the tree run on.
-Result<void> go_on_with_memory(const Environment& env, OpenedGroup& opened, Phases& phases) {
+Result<void> go_on_with_memory(const Environment& env, OpenedTree& opened, Phases& phases) {
   std::vector<const Process*> processes;
-  for (const GroupMember& member : opened.group.members())
+  for (const TreeMember& member : opened.tree.members())
     if (member.initial == CudaState::kRunning) processes.push_back(&member.process);
   auto moved = opened.direct.move_in(env, processes, phases);
   if (moved) return {};
-  return fail(stands_still(std::move(moved.error()), opened.group.root(), false));
+  return fail(stands_still(std::move(moved.error()), opened.tree.root(), false));
 }
 
 Error no_directory(Error error) {
@@ -134,7 +134,7 @@ class DumpRun {
     if (auto opened = open(); !opened) return fail(told(options_.part, std::move(opened.error())));
     if (auto ready = get_ready(); !ready) return fail(undone(std::move(ready.error())));
     auto precopied =
-        host_.precopy(group(), writer_->dir(), into_image_->options, needs_.bytes, phases_);
+        host_.precopy(tree(), writer_->dir(), into_image_->options, needs_.bytes, phases_);
     if (!precopied) return fail(undone(std::move(precopied.error())));
     // CRIU has the job stop, writes it down, and waits until the image is complete.
     if (auto dumped = let_criu_dump(); !dumped) STASIS_TRY(take_back(std::move(dumped.error())));
@@ -179,7 +179,7 @@ class DumpRun {
   bool into_image() const { return ends() || goes_on(); }
   // The image is completed when the job runs again.
   bool is_deferred() const { return sync_ == SyncPolicy::kDeferred; }
-  Group& group() { return opened_->group; }
+  ProcessTree& tree() { return opened_->tree; }
 
   // CRIU, the GPUs, the place of the image and its base; nothing is touched.
   Result<void> probe() {
@@ -206,9 +206,9 @@ class DumpRun {
   // The tree is in the journal, and what the driver refuses is refused.
   Result<void> open() {
     STASIS_TRY_ASSIGN(auto opened,
-                      open_group(env_, Operation::kDump, root_, path_, options_.job.has_value()));
+                      open_tree(env_, Operation::kDump, root_, path_, options_.job.has_value()));
     opened_.emplace(std::move(opened));
-    if (options_.part != nullptr) STASIS_TRY(refuse_rdma(env_, group(), options_.ignore_obstacles));
+    if (options_.part != nullptr) STASIS_TRY(refuse_rdma(env_, tree(), options_.ignore_obstacles));
     return refuse_obstacles(env_, *opened_, options_.ignore_obstacles);
   }
 
@@ -223,8 +223,8 @@ class DumpRun {
 
   // The image's directory; and what cannot be dumped is refused before anything is touched.
   Result<void> get_ready() {
-    STASIS_TRY(check_content(group(), fmt::format("`stasis resume {}`", root_.value)));
-    for (const proc::ProcessInfo& info : group().infos())
+    STASIS_TRY(check_content(tree(), fmt::format("`stasis resume {}`", root_.value)));
+    for (const proc::ProcessInfo& info : tree().infos())
       STASIS_TRY(proc::check_can_be_stopped(info.pid));
     if (const auto needs = who_needs(path_)) {
       return fail(
@@ -238,16 +238,16 @@ class DumpRun {
     auto created = ImageWriter::create(options_.images_dir, options_.overwrite);
     if (!created) return fail(no_directory(std::move(created.error())));
     writer_.emplace(std::move(*created));
-    STASIS_TRY_ASSIGN(needs_, check_disk_space(env_, group(), writer_->criu_dir(),
+    STASIS_TRY_ASSIGN(needs_, check_disk_space(env_, tree(), writer_->criu_dir(),
                                                writer_->final_path(), base_.get(), into_image()));
     criu_options_ = options_.criu;
-    if (!criu_options_.shell_job && proc::is_shell_job(group().infos())) {
+    if (!criu_options_.shell_job && proc::is_shell_job(tree().infos())) {
       criu_options_.shell_job = true;
       env_.tell("the job hangs on a terminal or session of another program: --shell-job is set");
     }
-    connections_.choose(group().infos(), criu_options_);
-    STASIS_TRY(refuse_undumpable(env_, group().members(), criu_options_, options_));
-    STASIS_TRY(find_inherited_files(proc::ProcFs(), group().members(), env_.driver.info().simulated,
+    connections_.choose(tree().infos(), criu_options_);
+    STASIS_TRY(refuse_undumpable(env_, tree().members(), criu_options_, options_));
+    STASIS_TRY(find_inherited_files(proc::ProcFs(), tree().members(), env_.driver.info().simulated,
                                     options_.ignore_obstacles));
     STASIS_TRY(criu_->may_dump());
     sync_ = when_to_sync(options_, *writer_);
@@ -261,7 +261,7 @@ class DumpRun {
     // Also should an exception end us.
     writer_->keep_partial(true);
     STASIS_TRY(opened_->direct.come_back(env_));
-    manifest_ = describe_dump(env_, group(), *criu_, criu_options_, gpus_);
+    manifest_ = describe_dump(env_, tree(), *criu_, criu_options_, gpus_);
     return {};
   }
 
@@ -284,7 +284,7 @@ class DumpRun {
                               options_.criu_log_level,
                               [this](Pid started) { return note_criu(*opened_->journal, started); },
                               [this] { return stop_job(); },
-                              [this] { return watch_.check(group()); }};
+                              [this] { return watch_.check(tree()); }};
     phases_.begin("criu start");
     auto dumped = criu_->dump(
         request, [this] { return complete_image(); }, env_.interrupt);
@@ -308,17 +308,17 @@ class DumpRun {
     stage_ = Stage::kQuiescing;
     auto stopped = quiesce(env_, *opened_, how, phases_);
     // Also of those whom the driver has by then, if that was not all of them.
-    needed_ = use_of(group());
+    needed_ = use_of(tree());
     if (!stopped) return stopped;
     stage_ = Stage::kQuiesced;
     STASIS_TRY(connections_.lock(criu_options_, manifest_, phases_));
-    STASIS_TRY(watch_.refuse_held_up(group()));
+    STASIS_TRY(watch_.refuse_held_up(tree()));
     answers_ = ask_processes(root_);
     STASIS_TRY(refuse_tiles(answers_));
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
     direct_bytes_ = opened_->direct.bytes();
     keep_partial_image();
-    STASIS_TRY(host_.begin(group(), writer_->dir(), *criu_));
+    STASIS_TRY(host_.begin(tree(), writer_->dir(), *criu_));
     phases_.begin("criu");
     stage_ = Stage::kWriting;
     if (const ContentRecord* content = opened_->direct.content())
@@ -332,7 +332,7 @@ class DumpRun {
   void keep_partial_image() { writer_->keep_partial(opened_->direct.needs_image()); }
 
   Pid process_of(Tid thread) {
-    for (const GroupMember& member : group().members()) {
+    for (const TreeMember& member : tree().members()) {
       const auto threads = proc::ProcFs().threads(member.process.pid());
       if (std::find(threads.begin(), threads.end(), thread) != threads.end())
         return member.process.pid();
@@ -354,10 +354,10 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
-    STASIS_TRY(watch_.refuse_held_up(group()));
+    STASIS_TRY(watch_.refuse_held_up(tree()));
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
-    STASIS_TRY(group().verify_programs());
-    STASIS_TRY_ASSIGN(manifest_.processes, take_stock(group()));
+    STASIS_TRY(tree().verify_programs());
+    STASIS_TRY_ASSIGN(manifest_.processes, take_stock(tree()));
     read_kernel_state(root_, manifest_.processes);
     auto lost = note_answers(answers_, manifest_.processes);
     for (std::string& late : set_late(manifest_.processes))
@@ -427,11 +427,11 @@ class DumpRun {
     connections_.unlock();
     host_.request_stop();
     opened_->direct.make_room(env_.driver, needed_, {});
-    auto back = group().roll_back();
+    auto back = tree().roll_back();
     host_.stop();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
-    if (stage_ != Stage::kComplete || !ends() || !any_has_ended(group(), back.has_value())) {
+    if (stage_ != Stage::kComplete || !ends() || !any_has_ended(tree(), back.has_value())) {
       // The image is about to go, so nothing may say that it is all there is.
       if (!opened_->journal->record().ending.empty()) (void)opened_->journal->note_ending({});
       Error failed = rolled_back(env_, *opened_, std::move(why), std::move(back));
@@ -453,7 +453,7 @@ class DumpRun {
       return fail(std::move(failed));
     }
     env_.tell("the image is complete, though CRIU failed at its end: " + first.message);
-    for (const GroupMember& member : group().members())
+    for (const TreeMember& member : tree().members())
       (void)member.process.pidfd().signal(SIGKILL);
     return {};
   }
@@ -462,7 +462,7 @@ class DumpRun {
   Result<void> end_as_agreed(const Error& why) {
     env_.tell("the image is complete, though CRIU failed at its end: " + why.message);
     host_.stop();
-    for (const GroupMember& member : group().members())
+    for (const TreeMember& member : tree().members())
       if (ends()) (void)member.process.pidfd().signal(SIGKILL);
     return {};
   }
@@ -470,20 +470,20 @@ class DumpRun {
   Result<void> end_job() {
     connections_.forget();
     opened_->direct.dismiss();
-    auto gone = wait_until_gone(group());
-    group().dismiss();
+    auto gone = wait_until_gone(tree());
+    tree().dismiss();
     if (!gone) return gone;
-    for (const GroupMember& member : group().members())
+    for (const TreeMember& member : tree().members())
       forget_suspended(member.process);
     return {};
   }
 
   Result<void> leave_suspended() {
     connections_.unlock();
-    group().dismiss();
+    tree().dismiss();
     opened_->direct.dismiss();
-    remember_suspended(group());
-    auto kept = verify_states(group(), CudaState::kCheckpointed);
+    remember_suspended(tree());
+    auto kept = verify_states(tree(), CudaState::kCheckpointed);
     if (kept) return {};
     return fail(
         std::move(kept.error()).within("the image " + writer_->final_path() + " is complete"));
@@ -492,7 +492,7 @@ class DumpRun {
   Result<void> let_job_go_on() {
     connections_.unlock();
     opened_->direct.make_room(env_.driver, needed_, {});
-    auto back = group().roll_back();
+    auto back = tree().roll_back();
     if (back)
       back = go_on_with_memory(env_, *opened_, phases_);
     else
@@ -511,7 +511,7 @@ class DumpRun {
     if (kept) commit();
     keep_partial_image();
     // A job that has ended needs nothing.
-    if (why.code == ErrorCode::kProcessGone && all_have_ended(group())) opened_->journal->finish();
+    if (why.code == ErrorCode::kProcessGone && all_have_ended(tree())) opened_->journal->finish();
     return fail(std::move(why).within(kept ? "the image " + writer_->final_path() + " is complete"
                                            : kept.error().to_string()));
   }
@@ -539,11 +539,11 @@ class DumpRun {
   DumpReport report() {
     phases_.end();
     report_.root = root_;
-    report_.processes = report_processes(group());
+    report_.processes = report_processes(tree());
     report_.total = phases_.total();
-    report_.lock_tries = group().lock_tries();
+    report_.lock_tries = tree().lock_tries();
     report_.direct_bytes = direct_bytes_;
-    report_.dropped_zero_bytes = group().dropped_zero_bytes();
+    report_.dropped_zero_bytes = tree().dropped_zero_bytes();
     report_.phases = manifest_.phases;
     // What came after the manifest was written.
     const auto& done_since = phases_.done();
@@ -580,7 +580,7 @@ class DumpRun {
   bool is_committed_ = false;
   ImageNeeds needs_;
   std::optional<ImageWriter> writer_;
-  std::optional<OpenedGroup> opened_;
+  std::optional<OpenedTree> opened_;
   CriuOptions criu_options_;
   SyncPolicy sync_ = SyncPolicy::kDisk;
   std::optional<IntoImage> into_image_;

@@ -45,17 +45,17 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
 
 }  // namespace
 
-Result<ImageNeeds> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
-                                    const std::string& path, const ContentBase* base,
-                                    bool zeros_are_left_out) {
+Result<ImageNeeds> check_disk_space(const Environment& env, const ProcessTree& tree,
+                                    const UniqueFd& dir, const std::string& path,
+                                    const ContentBase* base, bool zeros_are_left_out) {
   const proc::ProcFs procfs;
   std::uint64_t on_host = 0;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (auto bytes = procfs.anonymous_bytes(member.process.pid())) on_host += *bytes;
   }
   std::uint64_t on_gpus = 0;
   if (auto use = env.driver.memory_by_process()) {
-    for (const GroupMember& member : group.members()) {
+    for (const TreeMember& member : tree.members()) {
       if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
       const auto it = use->find(member.process.pid());
       const std::uint64_t bytes = it == use->end() ? 0 : total_bytes(it->second);
@@ -85,7 +85,7 @@ void tell_of_other_ranks(const Environment& env, Pid root) {
 
 }  // namespace
 
-Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
+Result<void> refuse_undumpable(const Environment& env, const std::vector<TreeMember>& members,
                                const CriuOptions& criu, const DumpOptions& options) {
   const auto& job = options.job;
   const std::vector<std::string> connected = job ? job->streams : std::vector<std::string>();
@@ -129,10 +129,10 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMe
   return fail(std::move(error));
 }
 
-Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members,
+Result<void> refuse_held(const Environment& env, const std::vector<TreeMember>& members,
                          proc::HeldFiles& files) {
   std::vector<proc::ProcessInfo> processes;
-  for (const GroupMember& member : members)
+  for (const TreeMember& member : members)
     processes.push_back(member.process.info());
   auto held = find_held_files(proc::ProcFs(), processes, files, env.interrupt);
   if (held.empty()) return {};
@@ -192,8 +192,8 @@ SyncPolicy when_to_sync(const DumpOptions& options, const ImageWriter& writer) {
 }
 
 Result<void> refuse_from_within(Pid root) {
-  STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(root));
-  if (std::none_of(tree.begin(), tree.end(),
+  STASIS_TRY_ASSIGN(auto infos, proc::ProcFs().tree(root));
+  if (std::none_of(infos.begin(), infos.end(),
                    [](const proc::ProcessInfo& info) { return info.pid.value == ::getpid(); })) {
     return {};
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/content_sources.h"
 #include "image/content_base.h"
 #include "image/image_writer.h"
@@ -24,17 +24,17 @@ struct ImageNeeds {
 // Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
 // `base` counts as if nothing had changed since: if it has, the dump fails in time all the same.
 // `zeros_are_left_out`: GPU memory that does not fit is no reason to refuse it yet.
-Result<ImageNeeds> check_disk_space(const Environment& env, const Group& group, const UniqueFd& dir,
-                                    const std::string& path, const ContentBase* base,
-                                    bool zeros_are_left_out);
+Result<ImageNeeds> check_disk_space(const Environment& env, const ProcessTree& tree,
+                                    const UniqueFd& dir, const std::string& path,
+                                    const ContentBase* base, bool zeros_are_left_out);
 
 // CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. A
 // user who insists is told what it is.
-Result<void> refuse_undumpable(const Environment& env, const std::vector<GroupMember>& members,
+Result<void> refuse_undumpable(const Environment& env, const std::vector<TreeMember>& members,
                                const CriuOptions& criu, const DumpOptions& options);
 
 // While the tree stands still: what `files` finds. kUndumpable.
-Result<void> refuse_held(const Environment& env, const std::vector<GroupMember>& members,
+Result<void> refuse_held(const Environment& env, const std::vector<TreeMember>& members,
                          proc::HeldFiles& files);
 
 // CRIU would stop the tool that waits for it.

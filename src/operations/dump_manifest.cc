@@ -23,9 +23,9 @@ namespace stasis {
 
 namespace {
 
-std::vector<GpuMemoryRecord> gpu_memory_of(const Group& group, const GroupMember& member) {
+std::vector<GpuMemoryRecord> gpu_memory_of(const ProcessTree& tree, const TreeMember& member) {
   std::vector<GpuUse> uses;
-  if (auto use = group.gpu_use().find(member.process.pid()); use != group.gpu_use().end()) {
+  if (auto use = tree.gpu_use().find(member.process.pid()); use != tree.gpu_use().end()) {
     uses = use->second;
   } else if (member.initial) {
     if (auto memory = recall_suspended(member.process)) uses = std::move(memory->uses);
@@ -47,7 +47,7 @@ std::vector<Tid> other_threads(const proc::ProcFs& procfs, Pid pid) {
 
 }  // namespace
 
-Manifest describe_dump(const Environment& env, const Group& group, const Criu& criu,
+Manifest describe_dump(const Environment& env, const ProcessTree& tree, const Criu& criu,
                        const CriuOptions& options, std::span<const Gpu> gpus) {
   Manifest manifest;
   manifest.stasis_version = kVersion;
@@ -60,27 +60,27 @@ Manifest describe_dump(const Environment& env, const Group& group, const Criu& c
   for (const Gpu& gpu : gpus) {
     manifest.gpus.push_back({gpu.uuid.to_string(), gpu.name, gpu.memory_total, gpu.pci_bus_id});
   }
-  manifest.root = group.root();
+  manifest.root = tree.root();
   manifest.criu_options = options;
   return manifest;
 }
 
-Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
+Result<std::vector<ProcessRecord>> take_stock(const ProcessTree& tree) {
   const proc::ProcFs procfs;
-  STASIS_TRY_ASSIGN(auto tree, procfs.tree(group.root()));
+  STASIS_TRY_ASSIGN(auto infos, procfs.tree(tree.root()));
   proc::TcpPorts ports(procfs);
   std::vector<ProcessRecord> records;
-  for (const proc::ProcessInfo& info : tree) {
+  for (const proc::ProcessInfo& info : infos) {
     ProcessRecord record;
     record.pid = info.pid;
-    if (info.pid != group.root()) record.parent = info.parent;
+    if (info.pid != tree.root()) record.parent = info.parent;
     if (auto details = procfs.details(info.pid)) record.command = std::move(details->argv);
     record.threads = other_threads(procfs, info.pid);
     record.tcp_ports = ports.of(info.pid);
     const auto member =
-        std::find_if(group.members().begin(), group.members().end(),
-                     [&](const GroupMember& m) { return m.process.id() == info.id(); });
-    if (member == group.members().end()) {
+        std::find_if(tree.members().begin(), tree.members().end(),
+                     [&](const TreeMember& m) { return m.process.id() == info.id(); });
+    if (member == tree.members().end()) {
       auto maps = procfs.maps_file(info.pid, "libcuda.so");
       if (maps && *maps) {
         return fail(ErrorCode::kBusy,
@@ -92,11 +92,11 @@ Result<std::vector<ProcessRecord>> take_stock(const Group& group) {
       record.cuda = true;
       record.cuda_state =
           *member->initial == CudaState::kFailed ? CudaState::kRunning : *member->initial;
-      record.gpu_memory = gpu_memory_of(group, *member);
+      record.gpu_memory = gpu_memory_of(tree, *member);
     }
     records.push_back(std::move(record));
   }
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     const bool there = std::any_of(records.begin(), records.end(), [&](const ProcessRecord& r) {
       return r.pid == member.process.pid();
     });

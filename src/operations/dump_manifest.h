@@ -6,7 +6,7 @@
 
 #include "base/phases.h"
 #include "base/trace.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "criu/criu.h"
 #include "image/manifest.h"
 #include "operations/operations.h"
@@ -14,12 +14,12 @@
 namespace stasis {
 
 // Of the machine and the tools.
-Manifest describe_dump(const Environment& env, const Group& group, const Criu& criu,
+Manifest describe_dump(const Environment& env, const ProcessTree& tree, const Criu& criu,
                        const CriuOptions& options, std::span<const Gpu> gpus);
 
 // What is in the image: the tree as it stands still now. Processes without CUDA ran on until CRIU
 // stopped them, and may have come, gone or lost their parent since we looked last.
-Result<std::vector<ProcessRecord>> take_stock(const Group& group);
+Result<std::vector<ProcessRecord>> take_stock(const ProcessTree& tree);
 
 // What the driver, the agents, the mover, CRIU and the writer of the image did within the phases of
 // a dump that began at `beginning`: the longest, in the order in which they began.

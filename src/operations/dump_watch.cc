@@ -9,17 +9,17 @@
 
 namespace stasis {
 
-Result<void> DumpWatch::refuse_held_up(const Group& group) {
-  STASIS_TRY(refuse_held(env_, group.members(), files_));
+Result<void> DumpWatch::refuse_held_up(const ProcessTree& tree) {
+  STASIS_TRY(refuse_held(env_, tree.members(), files_));
   asked_ = Clock::now();
   return {};
 }
 
-Result<void> DumpWatch::check(const Group& group) {
+Result<void> DumpWatch::check(const ProcessTree& tree) {
   constexpr std::chrono::seconds kGrace{2};
   constexpr std::chrono::seconds kBetween{5};
-  if (Clock::now() - asked_ > kBetween) STASIS_TRY(refuse_held_up(group));
-  for (const GroupMember& member : group.members()) {
+  if (Clock::now() - asked_ > kBetween) STASIS_TRY(refuse_held_up(tree));
+  for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     if (member.process.alive() && !proc::ProcFs().has_ended(member.process.pid())) continue;
     if (!dead_since_) dead_since_ = Clock::now();

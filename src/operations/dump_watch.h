@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/units.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "direct/environment.h"
 #include "proc/held_files.h"
 
@@ -22,10 +22,10 @@ class DumpWatch {
   explicit DumpWatch(const Environment& env) : env_(env) {}
 
   // The tree stands still. kUndumpable (refuse_held()).
-  Result<void> refuse_held_up(const Group& group);
+  Result<void> refuse_held_up(const ProcessTree& tree);
   // From time to time while CRIU works; asks for files every five seconds. kProcessGone, when one
   // has ended two seconds ago; kUndumpable.
-  Result<void> check(const Group& group);
+  Result<void> check(const ProcessTree& tree);
 
  private:
   const Environment& env_;

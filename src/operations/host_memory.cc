@@ -197,10 +197,10 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
   return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);
 }
 
-bool will_be_still(const GroupMember& member) { return member.initial == CudaState::kRunning; }
+bool will_be_still(const TreeMember& member) { return member.initial == CudaState::kRunning; }
 
 // Also one that was suspended before, but not by a tool that lets its threads run.
-bool is_still(const GroupMember& member) {
+bool is_still(const TreeMember& member) {
   return will_be_still(member) ||
          (member.initial == CudaState::kCheckpointed && member.process.is_kept_still());
 }
@@ -208,11 +208,11 @@ bool is_still(const GroupMember& member) {
 }  // namespace
 
 std::uint64_t HostMemory::add_sources(
-    const Group& group, const std::function<bool(const GroupMember&)>& wanted,
+    const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
     const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
     std::vector<Source>& sources) {
   std::uint64_t bytes = 0;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (!wanted(member) || !member.process.alive()) continue;
     auto space = proc::AddressSpace::open(member.process.pid());
     if (!space) continue;
@@ -226,8 +226,8 @@ std::uint64_t HostMemory::add_sources(
   return bytes;
 }
 
-bool HostMemory::find(const Group& group, bool always) {
-  bytes_ = add_sources(group, is_still, find_host_memory, sources_);
+bool HostMemory::find(const ProcessTree& tree, bool always) {
+  bytes_ = add_sources(tree, is_still, find_host_memory, sources_);
   return !sources_.empty() && (always || bytes_ >= kWorthIt);
 }
 
@@ -267,7 +267,7 @@ Result<std::uint64_t> HostMemory::look(
   return counted.load();
 }
 
-Result<void> HostMemory::precopy(const Environment& env, const Group& group,
+Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree,
                                  const UniqueFd& image_dir, const ContentOptions& options,
                                  const PrecopyLimits& limits) {
   // What is left then is copied in the time that the stop takes anyhow.
@@ -277,7 +277,7 @@ Result<void> HostMemory::precopy(const Environment& env, const Group& group,
   // A user or a scheduler may wait for the save.
   constexpr std::chrono::seconds kLongest{5};
   std::vector<Source> sources;
-  const std::uint64_t bytes = add_sources(group, will_be_still, guess_host_memory, sources);
+  const std::uint64_t bytes = add_sources(tree, will_be_still, guess_host_memory, sources);
   struct statvfs room {};
   if (sources.empty() || bytes < limits.least || ::fstatvfs(image_dir.get(), &room) != 0) return {};
   const std::uint64_t needed = std::max(limits.image_bytes, bytes) + bytes;

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "criu/inside_criu.h"
 #include "direct/environment.h"
 #include "image/content_reader.h"
@@ -33,9 +33,9 @@ struct HostPiece {
 
 class HostMemory {
  public:
-  // What there is of the CUDA processes of `group`, whose threads are parked by it, or were when
+  // What there is of the CUDA processes of `tree`, whose threads are parked by it, or were when
   // they were suspended. False if that is less than is worth it, unless `always`.
-  bool find(const Group& group, bool always);
+  bool find(const ProcessTree& tree, bool always);
   // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
   // but not for ever. save() then stores only what is new. Nothing is done if there is less than
   // that, or no room for it beside the image. docs/adr/0054-pre-copy.md. Errors of ContentWriter.
@@ -43,7 +43,7 @@ class HostMemory {
     std::uint64_t least = 0;        // bytes of memory
     std::uint64_t image_bytes = 0;  // about what the whole image takes, that memory too
   };
-  Result<void> precopy(const Environment& env, const Group& group, const UniqueFd& image_dir,
+  Result<void> precopy(const Environment& env, const ProcessTree& tree, const UniqueFd& image_dir,
                        const ContentOptions& options, const PrecopyLimits& limits);
   // What precopy() has stored is not wanted: nothing is left of it in the image.
   Result<void> forget_precopied(const UniqueFd& image_dir);
@@ -71,7 +71,7 @@ class HostMemory {
   };
   // With memory of the members that are wanted, as `find` sees it, and how much that is.
   static std::uint64_t add_sources(
-      const Group& group, const std::function<bool(const GroupMember&)>& wanted,
+      const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
       const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
       std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);

@@ -16,7 +16,7 @@ Result<void> HostMemoryDump::open_base() {
   return {};
 }
 
-Result<void> HostMemoryDump::precopy(const Group& group, const UniqueFd& image_dir,
+Result<void> HostMemoryDump::precopy(const ProcessTree& tree, const UniqueFd& image_dir,
                                      ContentOptions options, std::uint64_t bytes, Phases& phases) {
   // Less is copied in the time that CRIU takes anyhow.
   constexpr std::uint64_t kWorthPrecopy = 256U << 20;
@@ -29,15 +29,15 @@ Result<void> HostMemoryDump::precopy(const Group& group, const UniqueFd& image_d
   const bool goes_on = options_.after == AfterDump::kRunning;
   if (!goes_on || !may_hide() || options_.precopy == Precopy::kNever) return {};
   phases.begin("pre-copy");
-  auto done = memory_.precopy(env_, group, image_dir, into_,
+  auto done = memory_.precopy(env_, tree, image_dir, into_,
                               {options_.precopy == Precopy::kAlways ? 0 : kWorthPrecopy, bytes});
   phases.end();
   return done ? fault(FaultPoint::kHostPrecopied) : done;
 }
 
-Result<void> HostMemoryDump::begin(Group& group, const UniqueFd& image_dir, const Criu& criu) {
+Result<void> HostMemoryDump::begin(ProcessTree& tree, const UniqueFd& image_dir, const Criu& criu) {
   if (!may_hide()) return {};
-  auto hidden = hide(group, criu);
+  auto hidden = hide(tree, criu);
   if (!hidden && hidden.error().code == ErrorCode::kNotSupported) {
     env_.tell("CRIU saves all host memory: " + hidden.error().message);
     hidden = false;
@@ -55,10 +55,10 @@ Result<void> HostMemoryDump::begin(Group& group, const UniqueFd& image_dir, cons
 }
 
 // False if there is not enough of it. kNotSupported: CRIU has to save it.
-Result<bool> HostMemoryDump::hide(Group& group, const Criu& criu) {
-  if (auto still = group.park_agents(); !still)
+Result<bool> HostMemoryDump::hide(ProcessTree& tree, const Criu& criu) {
+  if (auto still = tree.park_agents(); !still)
     return fail(ErrorCode::kNotSupported, still.error().message);
-  if (!memory_.find(group, options_.host_memory == HostMemoryWay::kParallel)) return false;
+  if (!memory_.find(tree, options_.host_memory == HostMemoryWay::kParallel)) return false;
   if (!inside_criu_->is_heard())
     return fail(ErrorCode::kNotSupported, criu.path() + " loads no library of ours");
   return memory_.hide(*inside_criu_);

@@ -34,10 +34,10 @@ class HostMemoryDump {
   InsideCriu* inside_criu() { return inside_criu_ ? &*inside_criu_ : nullptr; }
   // Where it goes; `bytes`: about what the whole image takes. Before criu is started. While the job
   // runs, if it goes on after the dump.
-  Result<void> precopy(const Group& group, const UniqueFd& image_dir, ContentOptions options,
+  Result<void> precopy(const ProcessTree& tree, const UniqueFd& image_dir, ContentOptions options,
                        std::uint64_t bytes, Phases& phases);
   // The tree is suspended. Begins to save what CRIU would move with one thread.
-  Result<void> begin(Group& group, const UniqueFd& image_dir, const Criu& criu);
+  Result<void> begin(ProcessTree& tree, const UniqueFd& image_dir, const Criu& criu);
   // CRIU has written all that it has to. Waits for the end; the record, if anything was saved.
   Result<std::optional<ContentRecord>> finish(Phases& phases);
 
@@ -52,7 +52,7 @@ class HostMemoryDump {
 
  private:
   bool may_hide() const { return inside_criu_ && options_.host_memory != HostMemoryWay::kCriu; }
-  Result<bool> hide(Group& group, const Criu& criu);
+  Result<bool> hide(ProcessTree& tree, const Criu& criu);
   void wait_until_stopped() const;
 
   const Environment& env_;

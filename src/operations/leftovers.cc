@@ -24,9 +24,9 @@
 
 namespace stasis {
 
-void decide_swaps(const Group& group) {
-  for (const GroupMember& member : group.members())
-    if (member.process.pid() == group.root()) forget_swaps_of(member.process.id());
+void decide_swaps(const ProcessTree& tree) {
+  for (const TreeMember& member : tree.members())
+    if (member.process.pid() == tree.root()) forget_swaps_of(member.process.id());
 }
 
 namespace {

@@ -4,8 +4,8 @@
 
 #include <span>
 
-#include "checkpoint/group.h"
 #include "checkpoint/journal.h"
+#include "checkpoint/process_tree.h"
 #include "direct/environment.h"
 
 namespace stasis {
@@ -17,7 +17,7 @@ namespace stasis {
 Result<void> settle(const Environment& env, std::span<const JournalTarget> targets);
 
 // An operation on one of its programs is done: the record of a killed swap of that one is void.
-void decide_swaps(const Group& group);
+void decide_swaps(const ProcessTree& tree);
 
 // Removes the half of an image that a killed dump to `path` has left, with the names that CRIU has
 // given to files for it; see clear_leftovers() for what stays.

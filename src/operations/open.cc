@@ -21,8 +21,8 @@ namespace stasis {
 namespace {
 
 // What a killed operation left behind is brought back to what it was before that one.
-void inherit_states(Group& group, const std::vector<JournalTarget>& inherited) {
-  for (GroupMember& member : group.members()) {
+void inherit_states(ProcessTree& tree, const std::vector<JournalTarget>& inherited) {
+  for (TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     for (const JournalTarget& left : inherited) {
       if (may_be_same(left, member.process.id())) member.initial = left.initial;
@@ -31,17 +31,17 @@ void inherit_states(Group& group, const std::vector<JournalTarget>& inherited) {
 }
 
 // Of those that use CUDA: others may come and go all the time.
-std::vector<std::pair<Pid, CudaState>> states_of(const Group& group) {
+std::vector<std::pair<Pid, CudaState>> states_of(const ProcessTree& tree) {
   std::vector<std::pair<Pid, CudaState>> states;
-  for (const GroupMember& member : group.members())
+  for (const TreeMember& member : tree.members())
     if (member.initial) states.emplace_back(member.process.pid(), *member.initial);
   return states;
 }
 
-Error not_cuda(const Group& group) {
-  const int root = group.root().value;
-  const std::size_t others = group.members().size() - 1;
-  if (const auto owner = group.members().front().process.lives_in_memory_of()) {
+Error not_cuda(const ProcessTree& tree) {
+  const int root = tree.root().value;
+  const std::size_t others = tree.members().size() - 1;
+  if (const auto owner = tree.members().front().process.lives_in_memory_of()) {
     return {ErrorCode::kNotCuda,
             fmt::format("process {} runs in the memory of its parent, process {} (vfork, or clone "
                         "with CLONE_VM), and has no CUDA of its own",
@@ -88,16 +88,17 @@ std::optional<JournalRecord> left_behind(const std::vector<JournalTarget>& targe
 }
 
 // The agents come to the end of what a killed tool has asked them for under parked threads.
-Result<void> finish_stillness_of(const Environment& env, const Group& group) {
-  for (const GroupMember& member : group.members())
+Result<void> finish_stillness_of(const Environment& env, const ProcessTree& tree) {
+  for (const TreeMember& member : tree.members())
     if (member.initial == CudaState::kRunning) STASIS_TRY(finish_stillness(env, member.process));
   return {};
 }
 
 // By what the processes themselves say: the record of the dump that was cut short may be another
 // user's, or of another namespace.
-Result<void> check_host_memory_of(const Group& group, const std::optional<JournalRecord>& left) {
-  for (const GroupMember& member : group.members()) {
+Result<void> check_host_memory_of(const ProcessTree& tree,
+                                  const std::optional<JournalRecord>& left) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial != CudaState::kCheckpointed) continue;
     auto there = check_host_memory_is_there(member.process.pid());
     if (there || there.error().code == ErrorCode::kProcessGone) continue;
@@ -115,7 +116,7 @@ class Opening {
           bool without_cuda)
       : env_(env), operation_(operation), root_(root), image_(image), without_cuda_(without_cuda) {}
 
-  Result<OpenedGroup> run(const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
+  Result<OpenedTree> run(const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
     STASIS_TRY(lock());
     STASIS_TRY(probe());
     STASIS_TRY(check_what_was_left(content));
@@ -125,10 +126,10 @@ class Opening {
     STASIS_TRY(enter());
     if (auto allowed = fault(FaultPoint::kGroupOpened); !allowed)
       return fail(given_up(std::move(allowed.error())));
-    OpenedGroup opened{std::move(locks_), std::move(journal_), {}, std::move(*group_)};
-    opened.group.arm();
+    OpenedTree opened{std::move(locks_), std::move(journal_), {}, std::move(*tree_)};
+    opened.tree.arm();
     Journal* record = opened.journal.get();
-    opened.group.on_members_changed = [record](const std::vector<GroupMember>& members) {
+    opened.tree.on_members_changed = [record](const std::vector<TreeMember>& members) {
       return record->update(journal_targets(members));
     };
     return opened;
@@ -137,8 +138,8 @@ class Opening {
  private:
   // Before the driver is asked, which keeps its asker waiting while another tool's call goes on.
   Result<void> lock() {
-    STASIS_TRY_ASSIGN(auto tree, proc::ProcFs().tree(root_));
-    for (const proc::ProcessInfo& info : tree)
+    STASIS_TRY_ASSIGN(auto infos, proc::ProcFs().tree(root_));
+    for (const proc::ProcessInfo& info : infos)
       targets_.push_back({info.id(), CudaState::kRunning});
     STASIS_TRY(check_descriptors(targets_.size()));
     STASIS_TRY(check_not_busy(targets_));
@@ -151,11 +152,11 @@ class Opening {
 
   // No record is made for what is not there, or not CUDA.
   Result<void> probe() {
-    STASIS_TRY_ASSIGN(auto opened, Group::open(env_.driver, root_));
+    STASIS_TRY_ASSIGN(auto opened, ProcessTree::open(env_.driver, root_));
     opened.dismiss();
-    group_.emplace(std::move(opened));
-    if (group_->cuda_count() == 0 && !without_cuda_) return fail(not_cuda(*group_));
-    for (const GroupMember& member : group_->members()) {
+    tree_.emplace(std::move(opened));
+    if (tree_->cuda_count() == 0 && !without_cuda_) return fail(not_cuda(*tree_));
+    for (const TreeMember& member : tree_->members()) {
       if (member.initial == CudaState::kFailed) return fail(failed_state(member.process));
     }
     return {};
@@ -168,10 +169,10 @@ class Opening {
     const bool goes_on = left && left->operation == Operation::kResume &&
                          operation_ == Operation::kResume && !image_.empty() &&
                          left->image == image_;
-    STASIS_TRY(finish_stillness_of(env_, *group_));
-    STASIS_TRY(check_host_memory_of(*group_, left));
+    STASIS_TRY(finish_stillness_of(env_, *tree_));
+    STASIS_TRY(check_host_memory_of(*tree_, left));
     if (!left || goes_on) return {};
-    return check_content(*group_,
+    return check_content(*tree_,
                          fmt::format("`stasis recover {0}`; or, if the image is elsewhere now, "
                                      "`stasis resume {0} --images-dir DIR`",
                                      left->root.value),
@@ -209,13 +210,13 @@ class Opening {
   // was just doing. So look until what we have entered is what there is.
   Result<void> enter() {
     for (bool same = false; !same;) {
-      inherit_states(*group_, journal_->inherited());
-      const auto entered = states_of(*group_);
-      auto done = journal_->update(journal_targets(group_->members()));
+      inherit_states(*tree_, journal_->inherited());
+      const auto entered = states_of(*tree_);
+      auto done = journal_->update(journal_targets(tree_->members()));
       if (done) done = probe();
       if (!done) return fail(given_up(std::move(done.error())));
-      inherit_states(*group_, journal_->inherited());
-      same = states_of(*group_) == entered;
+      inherit_states(*tree_, journal_->inherited());
+      same = states_of(*tree_) == entered;
     }
     return {};
   }
@@ -233,15 +234,15 @@ class Opening {
   const bool without_cuda_;
   std::vector<JournalTarget> targets_;
   std::vector<UniqueFd> locks_;  // process_lock.h
-  std::optional<Group> group_;
+  std::optional<ProcessTree> tree_;
   std::unique_ptr<Journal> journal_;
 };
 
 }  // namespace
 
-Result<OpenedGroup> open_group(const Environment& env, Operation operation, Pid root,
-                               const std::string& image, bool without_cuda,
-                               const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
+Result<OpenedTree> open_tree(const Environment& env, Operation operation, Pid root,
+                             const std::string& image, bool without_cuda,
+                             const ImageContent* content, std::span<const GpuMapEntry> gpu_map) {
   return Opening(env, operation, root, image, without_cuda).run(content, gpu_map);
 }
 

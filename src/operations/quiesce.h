@@ -1,4 +1,4 @@
-// A group is brought to a stop, with all its GPU memory away. Private to src/operations.
+// A tree is brought to a stop, with all its GPU memory away. Private to src/operations.
 #pragma once
 
 #include "base/phases.h"
@@ -11,10 +11,10 @@ namespace stasis {
 // processes without CUDA have inherited of it is replaced; for a dump a failure of that is one,
 // otherwise it is told. The phases are those of GpuMemory::move_out(),
 // "lock" and "checkpoint".
-Result<void> quiesce(const Environment& env, OpenedGroup& opened, const QuiesceOptions& options,
+Result<void> quiesce(const Environment& env, OpenedTree& opened, const QuiesceOptions& options,
                      Phases& phases);
 
 // Verifies by asking that each CUDA process that still lives is in its wanted state.
-Result<void> verify_states(const Group& group, CudaState wanted);
+Result<void> verify_states(const ProcessTree& tree, CudaState wanted);
 
 }  // namespace stasis

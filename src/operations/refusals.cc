@@ -19,11 +19,10 @@
 
 namespace stasis {
 
-Result<void> refuse_driver_obstacles(const Environment& env,
-                                     const std::vector<GroupMember>& members, bool ignore,
-                                     std::set<Pid>& checked, bool quiesced) {
+Result<void> refuse_driver_obstacles(const Environment& env, const std::vector<TreeMember>& members,
+                                     bool ignore, std::set<Pid>& checked, bool quiesced) {
   std::vector<proc::ProcessInfo> fresh;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
     if (checked.insert(member.process.pid()).second) fresh.push_back(member.process.info());
   }
@@ -39,8 +38,8 @@ Result<void> refuse_driver_obstacles(const Environment& env,
   return fail(std::move(why));
 }
 
-Result<void> refuse_rdma(const Environment& env, const Group& group, bool ignore) {
-  const auto infos = group.infos();
+Result<void> refuse_rdma(const Environment& env, const ProcessTree& tree, bool ignore) {
+  const auto infos = tree.infos();
   STASIS_TRY_ASSIGN(const auto found, find_rdma(proc::ProcFs(), infos));
   if (found.empty()) return {};
   Error why = describe_obstacles(found, infos);
@@ -56,9 +55,9 @@ Result<void> refuse_rdma(const Environment& env, const Group& group, bool ignore
 namespace {
 
 // The threads of a process that is traced cannot be kept still.
-Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
+Result<void> refuse_tracers(const std::vector<TreeMember>& members) {
   const proc::ProcFs procfs;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     const Pid pid = member.process.pid();
     const auto tracer = procfs.tracer(pid);
@@ -75,13 +74,13 @@ Result<void> refuse_tracers(const std::vector<GroupMember>& members) {
 
 // What agents know of the sharing of their programs' memory, whether the mover or the driver is to
 // move it.
-Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<GroupMember>& members,
+Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<TreeMember>& members,
                                    bool ignore) {
   std::vector<std::pair<Pid, std::uint32_t>> pieces;
   AgentSet agents;
   // What one that does not answer shares is not known; the others' memory then seems to be of none.
   Result<void> unknown;
-  for (const GroupMember& member : members) {
+  for (const TreeMember& member : members) {
     if (member.initial != CudaState::kRunning) continue;
     auto agent = find_agent(env, member.process, true);
     if (!agent && is_held_up(agent.error())) return fail(std::move(agent.error()));
@@ -118,57 +117,56 @@ Result<void> refuse_open_elsewhere(const Environment& env, const std::vector<Gro
 }
 
 // A user who knows better has said so, and nothing inside the programs is asked.
-Result<void> refuse_unknown_sharing(const Environment& env, const Group& group, bool ignore) {
+Result<void> refuse_unknown_sharing(const Environment& env, const ProcessTree& tree, bool ignore) {
   if (ignore) return {};
-  auto found = find_unknown_sharing(group.members(), env.driver.info().simulated);
+  auto found = find_unknown_sharing(tree.members(), env.driver.info().simulated);
   const auto red = std::stable_partition(found.begin(), found.end(), [](const Obstacle& one) {
     return one.severity != Severity::kRed;
   });
   if (red != found.begin())
-    env.tell(describe_obstacles(std::span(found.begin(), red), group.infos()).message);
+    env.tell(describe_obstacles(std::span(found.begin(), red), tree.infos()).message);
   found.erase(found.begin(), red);
   if (found.empty()) return {};
-  Error why = describe_obstacles(found, group.infos());
+  Error why = describe_obstacles(found, tree.infos());
   why.remedy += fmt::format("; if they share none: {}", option_of(Override::kIgnoreObstacles));
   return fail(std::move(why));
 }
 
 }  // namespace
 
-Result<void> refuse_obstacles(const Environment& env, OpenedGroup& opened, bool ignore) {
+Result<void> refuse_obstacles(const Environment& env, OpenedTree& opened, bool ignore) {
   auto checked = std::make_shared<std::set<Pid>>();
-  auto clear = refuse_tracers(opened.group.members());
-  if (clear) clear = refuse_driver_obstacles(env, opened.group.members(), ignore, *checked);
-  if (clear) clear = refuse_open_elsewhere(env, opened.group.members(), ignore);
-  if (clear) clear = refuse_unknown_sharing(env, opened.group, ignore);
+  auto clear = refuse_tracers(opened.tree.members());
+  if (clear) clear = refuse_driver_obstacles(env, opened.tree.members(), ignore, *checked);
+  if (clear) clear = refuse_open_elsewhere(env, opened.tree.members(), ignore);
+  if (clear) clear = refuse_unknown_sharing(env, opened.tree, ignore);
   if (!clear && opened.journal->inherited().empty()) {
-    opened.group.dismiss();  // no process has been touched
+    opened.tree.dismiss();  // no process has been touched
     opened.journal->finish();
     return clear;
   }
   // By a killed operation one has.
   if (!clear) return fail(roll_back(env, opened, std::move(clear.error())));
-  tell_of_neighbours(env, opened.group.infos());
-  opened.group.on_members_changed = [&env, ignore, checked,
-                                     update = opened.group.on_members_changed](
-                                        const std::vector<GroupMember>& members) -> Result<void> {
+  tell_of_neighbours(env, opened.tree.infos());
+  opened.tree.on_members_changed = [&env, ignore, checked, update = opened.tree.on_members_changed](
+                                       const std::vector<TreeMember>& members) -> Result<void> {
     auto fine = refuse_driver_obstacles(env, members, ignore, *checked);
     return fine ? update(members) : fine;
   };
   return {};
 }
 
-Result<void> refuse_unstoppable(const Group& group) {
-  for (const GroupMember& member : group.members()) {
+Result<void> refuse_unstoppable(const ProcessTree& tree) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial && member.process.alive())
       STASIS_TRY(proc::check_can_be_stopped(member.process.pid()));
   }
   return {};
 }
 
-Result<void> check_content(const Group& group, const std::string& remedy,
+Result<void> check_content(const ProcessTree& tree, const std::string& remedy,
                            const ImageContent* known) {
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (!member.initial || !member.process.alive()) continue;
     STASIS_TRY_ASSIGN(auto agent, direct::AgentClient::probe(member.process.pid()));
     if (!agent || agent->content_id == direct::ContentId{}) continue;

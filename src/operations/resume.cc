@@ -18,11 +18,11 @@ namespace stasis {
 namespace {
 
 // The complete GPU map, once it is sure that the memory fits.
-Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group& group,
+Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const ProcessTree& tree,
                                             const ResumeOptions& options) {
   std::vector<GpuUse> needed;
   std::vector<Gpu> from;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     auto state = member.process.cuda_state();
     if (!state || *state != CudaState::kCheckpointed) continue;
@@ -37,8 +37,8 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Group&
   STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(env.driver, options.gpu_map, from, gpus));
   STASIS_TRY(check_gpu_memory(needed, pairs, gpus));
   const auto targets = targets_of(needed, pairs);
-  STASIS_TRY(refuse_beside_ranks(env, group.infos(), targets));
-  tell_of_neighbours_to_come(env, group.infos(), targets);
+  STASIS_TRY(refuse_beside_ranks(env, tree.infos(), targets));
+  tell_of_neighbours_to_come(env, tree.infos(), targets);
   return pairs;
 }
 
@@ -55,17 +55,17 @@ Result<std::shared_ptr<ImageContent>> open_named(const std::string& images_dir) 
       "name the image that the job was restored from, or a copy of it");
 }
 
-std::vector<const Process*> cuda_processes(const Group& group) {
+std::vector<const Process*> cuda_processes(const ProcessTree& tree) {
   std::vector<const Process*> processes;
-  for (const GroupMember& member : group.members())
+  for (const TreeMember& member : tree.members())
     if (member.initial) processes.push_back(&member.process);
   return processes;
 }
 
 // With room for two movers on each GPU.
-std::optional<bool> fits(const Environment& env, const Group& group) {
+std::optional<bool> fits(const Environment& env, const ProcessTree& tree) {
   std::vector<GpuUse> needed;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial != CudaState::kCheckpointed) continue;
     auto memory = recall_suspended(member.process);
     if (!memory || memory->uses.empty()) return std::nullopt;
@@ -81,15 +81,15 @@ std::optional<bool> fits(const Environment& env, const Group& group) {
 }  // namespace
 
 Result<TreeStatus> probe(const Environment& env, Pid root) {
-  STASIS_TRY_ASSIGN(auto group, Group::open(env.driver, root));
-  group.dismiss();
-  if (group.cuda_count() == 0) {
+  STASIS_TRY_ASSIGN(auto tree, ProcessTree::open(env.driver, root));
+  tree.dismiss();
+  if (tree.cuda_count() == 0) {
     return fail(ErrorCode::kNotCuda,
                 fmt::format("neither process {} nor any below it uses CUDA", root.value),
                 "`stasis ps` lists the processes that use CUDA");
   }
   TreeStatus out;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (member.initial == CudaState::kRunning) ++out.running;
     if (member.initial == CudaState::kCheckpointed) ++out.suspended;
     if (member.initial == CudaState::kLocked) ++out.locked;
@@ -97,7 +97,7 @@ Result<TreeStatus> probe(const Environment& env, Pid root) {
     const auto agent = direct::AgentClient::probe(member.process.pid());
     if (!agent || !*agent || (*agent)->held_before) out.held_before = true;
   }
-  if (out.suspended > 0) out.fits = fits(env, group);
+  if (out.suspended > 0) out.fits = fits(env, tree);
   return out;
 }
 
@@ -118,12 +118,12 @@ class ResumeRun {
     STASIS_TRY(unlock());
     STASIS_TRY_ASSIGN(const std::uint64_t moved, move_in());
     opened_->journal->finish();
-    decide_swaps(opened_->group);
+    decide_swaps(opened_->tree);
     return report(moved);
   }
 
  private:
-  Group& group() { return opened_->group; }
+  ProcessTree& tree() { return opened_->tree; }
   Error undone(Error why) { return roll_back(env_, *opened_, std::move(why)); }
 
   // The images that the user has named. What is wrong with them is said when the tree is open.
@@ -137,11 +137,11 @@ class ResumeRun {
   }
 
   Result<void> open() {
-    STASIS_TRY_ASSIGN(auto opened, open_group(env_, Operation::kResume, root_, where_, false,
-                                              named_.get(), options_.gpu_map));
+    STASIS_TRY_ASSIGN(auto opened, open_tree(env_, Operation::kResume, root_, where_, false,
+                                             named_.get(), options_.gpu_map));
     opened_.emplace(std::move(opened));
-    const auto& members = group().members();
-    ran_ = std::none_of(members.begin(), members.end(), [](const GroupMember& member) {
+    const auto& members = tree().members();
+    ran_ = std::none_of(members.begin(), members.end(), [](const TreeMember& member) {
       return member.initial && *member.initial != CudaState::kRunning;
     });
     return {};
@@ -150,14 +150,14 @@ class ResumeRun {
   // Where the GPU memory's content is, and on which GPUs it is to be.
   Result<void> get_ready(const Result<void>& named) {
     STASIS_TRY(opened_->direct.come_back(env_));
-    STASIS_TRY_ASSIGN(pairs_, check_and_plan(env_, group(), options_));
+    STASIS_TRY_ASSIGN(pairs_, check_and_plan(env_, tree(), options_));
     STASIS_TRY(named);
     // Before what was written down, which may be damaged.
     if (named_) opened_->direct.add_image(std::move(named_));
-    for (const Process* process : cuda_processes(group()))
+    for (const Process* process : cuda_processes(tree()))
       STASIS_TRY(add_images_of(*process));
-    STASIS_TRY(opened_->direct.check_found(env_, cuda_processes(group())));
-    opened_->direct.prefetch(env_, cuda_processes(group()), pairs_);
+    STASIS_TRY(opened_->direct.check_found(env_, cuda_processes(tree())));
+    opened_->direct.prefetch(env_, cuda_processes(tree()), pairs_);
     STASIS_TRY(fault(FaultPoint::kResumePlanned));
     return env_.interrupt.check();
   }
@@ -181,10 +181,10 @@ class ResumeRun {
 
   Result<void> restore() {
     phases_.begin("restore");
-    STASIS_TRY(group().restore(pairs_, env_.progress));
+    STASIS_TRY(tree().restore(pairs_, env_.progress));
     // Past this point going on is the way out, also for who finds our record: every process is
     // whole on the GPU, and an unlock is quicker than a checkpoint.
-    for (GroupMember& member : group().members()) {
+    for (TreeMember& member : tree().members()) {
       if (member.initial) member.initial = CudaState::kRunning;
     }
     opened_->direct.settle();
@@ -193,27 +193,27 @@ class ResumeRun {
 
   Result<void> unlock() {
     phases_.begin("unlock");
-    auto done = opened_->journal->update(journal_targets(group().members()));
-    if (done) done = group().unlock();
-    if (done) done = verify_states(group(), CudaState::kRunning);
+    auto done = opened_->journal->update(journal_targets(tree().members()));
+    if (done) done = tree().unlock();
+    if (done) done = verify_states(tree(), CudaState::kRunning);
     phases_.end();
     if (!done) {
       // What rolling back comes to, now.
-      auto on = group().roll_back();
+      auto on = tree().roll_back();
       if (!on) return fail(rolled_back(env_, *opened_, std::move(done.error()), std::move(on)));
       env_.tell("it runs, at the second attempt; the first failed: " + done.error().to_string());
     }
-    group().dismiss();
+    tree().dismiss();
     return {};
   }
 
   // The bytes that did not go by the driver.
   Result<std::uint64_t> move_in() {
-    auto moved = opened_->direct.move_in(env_, cuda_processes(group()), phases_);
+    auto moved = opened_->direct.move_in(env_, cuda_processes(tree()), phases_);
     phases_.end();
     if (!moved) {
       Error why =
-          stands_still(std::move(moved.error()), root_, try_by_themselves(cuda_processes(group())));
+          stands_still(std::move(moved.error()), root_, try_by_themselves(cuda_processes(tree())));
       if (why.code != ErrorCode::kNotRolledBack)
         opened_->journal->finish();
       else if (!where_.empty())
@@ -221,7 +221,7 @@ class ResumeRun {
       return fail(std::move(why));
     }
     fault_only(FaultPoint::kResumeVerified);
-    for (const GroupMember& member : group().members())
+    for (const TreeMember& member : tree().members())
       forget_suspended(member.process);
     return moved;
   }
@@ -229,7 +229,7 @@ class ResumeRun {
   Report report(std::uint64_t moved) {
     Report out;
     out.root = root_;
-    out.processes = report_processes(group());
+    out.processes = report_processes(tree());
     out.total = phases_.total();
     out.direct_bytes = moved;
     out.was_so = ran_ && moved == 0;
@@ -243,7 +243,7 @@ class ResumeRun {
   Phases phases_;
   std::string where_;  // of the images that the user has named, absolute; empty: none
   std::shared_ptr<ImageContent> named_;
-  std::optional<OpenedGroup> opened_;
+  std::optional<OpenedTree> opened_;
   bool ran_ = false;  // before
   std::vector<GpuPair> pairs_;
 };

@@ -10,16 +10,16 @@
 
 namespace stasis {
 
-Error roll_back(const Environment& env, OpenedGroup& opened, Error why) {
+Error roll_back(const Environment& env, OpenedTree& opened, Error why) {
   opened.direct.wait_for_copy(why);
-  return rolled_back(env, opened, std::move(why), opened.group.roll_back());
+  return rolled_back(env, opened, std::move(why), opened.tree.roll_back());
 }
 
-Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back) {
+Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back) {
   // Where the driver still holds a process, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
   if (back) {
-    opened.direct.take_held(env, opened.group);
+    opened.direct.take_held(env, opened.tree);
     back = opened.direct.roll_back();
     // Which is why the rest went wrong.
     if (auto gone = opened.direct.take_gone()) why = std::move(*gone);
@@ -35,9 +35,9 @@ Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     std::string ended;
-    for (const GroupMember& member : opened.group.members()) {
+    for (const TreeMember& member : opened.tree.members()) {
       // Workers and helpers come and go.
-      if (!member.initial && member.process.pid() != opened.group.root()) continue;
+      if (!member.initial && member.process.pid() != opened.tree.root()) continue;
       if (!member.process.pidfd().wait_exit(0)) continue;
       ended += fmt::format("{}{} ({})", ended.empty() ? "" : ", ", member.process.pid().value,
                            member.process.info().comm);
@@ -94,11 +94,11 @@ ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gp
   return report;
 }
 
-std::vector<ProcessReport> report_processes(const Group& group) {
+std::vector<ProcessReport> report_processes(const ProcessTree& tree) {
   std::vector<ProcessReport> out;
-  for (const GroupMember& member : group.members()) {
-    const auto use = group.gpu_use().find(member.process.pid());
-    const std::uint64_t bytes = use == group.gpu_use().end() ? 0 : total_bytes(use->second);
+  for (const TreeMember& member : tree.members()) {
+    const auto use = tree.gpu_use().find(member.process.pid());
+    const std::uint64_t bytes = use == tree.gpu_use().end() ? 0 : total_bytes(use->second);
     out.push_back(report_process(member.process, member.initial.has_value(), bytes));
   }
   return out;

@@ -9,11 +9,11 @@
 
 namespace stasis {
 
-// Rolls the group back after `why`, and closes the journal if that worked. Returns the error to
+// Rolls the tree back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, or kNotRolledBack with both.
-Error roll_back(const Environment& env, OpenedGroup& opened, Error why);
-// The same where the group has been rolled back, or not: `back`.
-Error rolled_back(const Environment& env, OpenedGroup& opened, Error why, Result<void> back);
+Error roll_back(const Environment& env, OpenedTree& opened, Error why);
+// The same where the tree has been rolled back, or not: `back`.
+Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back);
 
 // For memory that could not be brought back to a program that the driver lets run: kNotRolledBack,
 // for which the record has to stay. As it is where the agent goes on trying by itself, or where the
@@ -24,7 +24,7 @@ Error stands_still(Error why, Pid root, bool tries_by_itself);
 bool try_by_themselves(const std::vector<const Process*>& processes);
 
 // What the processes are now, asked anew.
-std::vector<ProcessReport> report_processes(const Group& group);
+std::vector<ProcessReport> report_processes(const ProcessTree& tree);
 
 // What a process is now, asked anew.
 ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gpu_bytes);

@@ -15,9 +15,9 @@ namespace stasis {
 namespace {
 
 // By what the GPU memory of processes that are suspended went. Nothing if an agent cannot be seen.
-std::optional<MemoryPath> moved_before(const Group& group) {
+std::optional<MemoryPath> moved_before(const ProcessTree& tree) {
   MemoryPath path = MemoryPath::kDriver;
-  for (const GroupMember& member : group.members()) {
+  for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     const auto agent = direct::AgentClient::probe(member.process.pid());
     if (!agent) return std::nullopt;
@@ -29,16 +29,16 @@ std::optional<MemoryPath> moved_before(const Group& group) {
 // `again`: what the error of the try before says to try.
 Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptions& options,
                             Retry again, Phases& phases) {
-  auto opened = open_group(env, Operation::kSuspend, root, {});
+  auto opened = open_tree(env, Operation::kSuspend, root, {});
   if (!opened) return fail(told(options.part, std::move(opened.error())));
   if (auto clear = refuse_obstacles(env, *opened, options.ignore_obstacles); !clear)
     return fail(told(options.part, std::move(clear.error())));
-  Group& group = opened->group;
+  ProcessTree& tree = opened->tree;
   if (options.part != nullptr) {
-    if (auto clear = refuse_rdma(env, group, options.ignore_obstacles); !clear)
+    if (auto clear = refuse_rdma(env, tree, options.ignore_obstacles); !clear)
       return fail(told(options.part, std::move(clear.error())));
   }
-  if (auto clear = refuse_unstoppable(group); !clear)
+  if (auto clear = refuse_unstoppable(tree); !clear)
     return fail(told(options.part, std::move(clear.error())));
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
   how.part = options.part;
@@ -52,7 +52,7 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   auto done = quiesce(env, *opened, how, phases);
   phases.end();
   const auto downtime = phases.downtime();
-  if (done) done = verify_states(group, CudaState::kCheckpointed);
+  if (done) done = verify_states(tree, CudaState::kCheckpointed);
   if (done) done = fault(FaultPoint::kSuspendVerified);
   if (done && options.part != nullptr) done = options.part->finish();
   if (done && options.part != nullptr) fault_only(FaultPoint::kPartDone);
@@ -68,21 +68,21 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
     if (final || closed) error.retry = Retry::kNone;
     return fail(std::move(error));
   }
-  group.dismiss();
+  tree.dismiss();
   const std::uint64_t direct_bytes = opened->direct.bytes();
   opened->direct.dismiss();
-  remember_suspended(group);
+  remember_suspended(tree);
   opened->journal->finish();
   // Of what was suspended already nothing is decided.
-  if (downtime) decide_swaps(group);
+  if (downtime) decide_swaps(tree);
   Report report;
   report.root = root;
-  report.processes = report_processes(group);
+  report.processes = report_processes(tree);
   report.total = phases.total();
   report.downtime = downtime;
   report.was_so = !downtime;
-  if (report.was_so) report.moved_before = moved_before(group);
-  report.lock_tries = group.lock_tries();
+  if (report.was_so) report.moved_before = moved_before(tree);
+  report.lock_tries = tree.lock_tries();
   report.direct_bytes = direct_bytes;
   report.phases = phases.take();
   return report;

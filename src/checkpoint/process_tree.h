@@ -27,29 +27,29 @@
 
 namespace stasis {
 
-struct GroupMember {
+struct TreeMember {
   Process process;
   // What it was in when we found it; nothing for a process without CUDA.
   std::optional<CudaState> initial;
 };
 
-class Group {
+class ProcessTree {
  public:
   // Finds the tree below `root` and asks the state of every process in it. Left out are zombies,
   // the helpers of the calling process, and itself where it is below the root. The errors are those
   // of Process::open for the root, kUsage if that is the calling process and uses CUDA, and "could
   // not ask" for any of them: it is never taken for "does not use CUDA".
-  static Result<Group> open(Driver& driver, Pid root, proc::ProcFs procfs = proc::ProcFs());
+  static Result<ProcessTree> open(Driver& driver, Pid root, proc::ProcFs procfs = proc::ProcFs());
 
-  Group(Group&& other) noexcept = default;
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-  Group& operator=(Group&&) = delete;
-  ~Group();
+  ProcessTree(ProcessTree&& other) noexcept = default;
+  ProcessTree(const ProcessTree&) = delete;
+  ProcessTree& operator=(const ProcessTree&) = delete;
+  ProcessTree& operator=(ProcessTree&&) = delete;
+  ~ProcessTree();
 
   // The root first, parents before children.
-  const std::vector<GroupMember>& members() const { return members_; }
-  std::vector<GroupMember>& members() { return members_; }
+  const std::vector<TreeMember>& members() const { return members_; }
+  std::vector<TreeMember>& members() { return members_; }
   Pid root() const { return members_.front().process.pid(); }
   std::size_t cuda_count() const;
   std::vector<proc::ProcessInfo> infos() const;
@@ -68,9 +68,9 @@ class Group {
   // How many bytes of them it has dropped until now.
   std::uint64_t dropped_zero_bytes() const { return dropped_zero_bytes_; }
 
-  // Called whenever processes were added to the group, before anything is done to them; a failure
+  // Called whenever processes were added to the tree, before anything is done to them; a failure
   // stops the call in progress. The journal is written here.
-  std::function<Result<void>(const std::vector<GroupMember>&)> on_members_changed;
+  std::function<Result<void>(const std::vector<TreeMember>&)> on_members_changed;
 
   // After checkpoint(): parks also the agents' threads, so that no thread of a process runs but the
   // driver's own. On an error one may run; all others stay parked.
@@ -79,7 +79,7 @@ class Group {
   // Quiesces every CUDA process that runs: those of `gates` by what is given for them, the others
   // by the lock. From then on lock() lets no process go on that is locked already: what it would go
   // on to may wait for a process whose gate is closed. `timeout` zero: no deadline. kTimeout: the
-  // group holds no process any more. `standing` is told when they begin to stand still, and when
+  // tree holds no process any more. `standing` is told when they begin to stand still, and when
   // they run again.
   using Gates = std::map<Pid, Rank*>;
   Result<void> hold_back(const Gates& gates, std::chrono::milliseconds timeout,
@@ -89,7 +89,7 @@ class Group {
 
   // Locks every CUDA process that runs. Those that another tool had locked or checkpointed stay
   // so. Then looks for processes that have appeared with CUDA or begun to use it meanwhile, until
-  // there are none. `timeout` zero: no deadline. kTimeout: no process is locked by the group any
+  // there are none. `timeout` zero: no deadline. kTimeout: no process is locked by the tree any
   // more. kProcessGone if the root has ended; other processes may come and go.
   Result<void> lock(std::chrono::milliseconds timeout, const Interrupt& interrupt);
   // How often processes were asked until all were locked; 1 is the least.
@@ -135,7 +135,7 @@ class Group {
  private:
   // The most that was seen counts: by the direct path a process has little left at its checkpoint.
   void note_use(Pid pid, const std::vector<GpuUse>& use);
-  Group(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
+  ProcessTree(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}
   // Adds what is new in the tree. True if a process with CUDA was added or one has begun to use it.
   Result<bool> refresh(Pid root);
   struct Tries {
@@ -154,7 +154,7 @@ class Group {
 
   Driver* driver_;
   proc::ProcFs procfs_;
-  std::vector<GroupMember> members_;
+  std::vector<TreeMember> members_;
   std::map<Pid, proc::AddressSpace> programs_;
   std::map<Pid, std::vector<GpuUse>> gpu_use_;
   int lock_tries_ = 0;

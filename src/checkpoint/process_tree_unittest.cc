@@ -1,4 +1,4 @@
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 
 #include <sys/prctl.h>
 
@@ -78,10 +78,10 @@ class GroupTest : public testing::Test {
     for (Pid pid : family_.children())
       driver_.add(pid);
   }
-  Group open() {
-    auto group = Group::open(driver_, family_.root());
-    EXPECT_TRUE(group) << (group ? "" : group.error().message);
-    return std::move(*group);
+  ProcessTree open() {
+    auto tree = ProcessTree::open(driver_, family_.root());
+    EXPECT_TRUE(tree) << (tree ? "" : tree.error().message);
+    return std::move(*tree);
   }
   std::vector<CudaState> states() const {
     std::vector<CudaState> out;
@@ -105,12 +105,12 @@ constexpr CudaState kLocked = CudaState::kLocked;
 constexpr CudaState kCheckpointed = CudaState::kCheckpointed;
 
 TEST_F(GroupTest, FindsTheTreeAndWhoUsesCuda) {
-  const Group group = open();
-  ASSERT_THAT(group.members(), SizeIs(4));
-  EXPECT_EQ(group.root(), family_.root());
-  EXPECT_FALSE(group.members()[0].initial);
-  EXPECT_EQ(group.members()[1].initial, kRunning);
-  EXPECT_EQ(group.cuda_count(), 3U);
+  const ProcessTree tree = open();
+  ASSERT_THAT(tree.members(), SizeIs(4));
+  EXPECT_EQ(tree.root(), family_.root());
+  EXPECT_FALSE(tree.members()[0].initial);
+  EXPECT_EQ(tree.members()[1].initial, kRunning);
+  EXPECT_EQ(tree.cuda_count(), 3U);
   EXPECT_THAT(driver_.actions(), IsEmpty());
 }
 
@@ -118,10 +118,10 @@ TEST_F(GroupTest, FindsTheTreeAndWhoUsesCuda) {
 TEST_F(GroupTest, LeavesOutWhoAsksAndItsHelpers) {
   driver_.add(Pid{::getpid()});
   const auto found = [&](Pid root) {
-    auto group = Group::open(driver_, root);
-    EXPECT_TRUE(group) << (group ? "" : group.error().message);
+    auto tree = ProcessTree::open(driver_, root);
+    EXPECT_TRUE(tree) << (tree ? "" : tree.error().message);
     std::vector<Pid> cuda;
-    for (const GroupMember& member : group->members())
+    for (const TreeMember& member : tree->members())
       if (member.initial) cuda.push_back(member.process.pid());
     return cuda;
   };
@@ -134,11 +134,11 @@ TEST_F(GroupTest, LeavesOutWhoAsksAndItsHelpers) {
 
 // A supervisor of its own children may, if it does not use CUDA itself.
 TEST_F(GroupTest, IsNotOpenedByARootThatUsesCuda) {
-  auto without = Group::open(driver_, Pid{::getpid()});
+  auto without = ProcessTree::open(driver_, Pid{::getpid()});
   ASSERT_TRUE(without) << without.error().message;
   EXPECT_EQ(without->cuda_count(), 3U);
   driver_.add(Pid{::getpid()});
-  auto with = Group::open(driver_, Pid{::getpid()});
+  auto with = ProcessTree::open(driver_, Pid{::getpid()});
   ASSERT_FALSE(with);
   EXPECT_EQ(with.error().code, ErrorCode::kUsage);
 }
@@ -146,27 +146,27 @@ TEST_F(GroupTest, IsNotOpenedByARootThatUsesCuda) {
 // It must not come to be taken for one without CUDA, and left out of the dump.
 TEST_F(GroupTest, CouldNotAskAboutOneStopsAll) {
   driver_.fail_always(Action::kGetState, child(1), 304);
-  auto group = Group::open(driver_, family_.root());
-  ASSERT_FALSE(group);
-  EXPECT_EQ(group.error().code, ErrorCode::kDriverError);
+  auto tree = ProcessTree::open(driver_, family_.root());
+  ASSERT_FALSE(tree);
+  EXPECT_EQ(tree.error().code, ErrorCode::kDriverError);
 }
 
 TEST_F(GroupTest, ThereAndBack) {
-  Group group = open();
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+  ProcessTree tree = open();
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
-  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  ASSERT_TRUE(tree.checkpoint(quiet_, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
-  ASSERT_TRUE(group.restore({}, quiet_));
+  ASSERT_TRUE(tree.restore({}, quiet_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
-  ASSERT_TRUE(group.unlock());
+  ASSERT_TRUE(tree.unlock());
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
   EXPECT_EQ(driver_.illegal_calls(), 0);
 }
 
 // Ranks in a collective: no lock succeeds before all have been asked for.
 TEST_F(GroupTest, LocksAllAtTheSameTime) {
-  Group group = open();
+  ProcessTree tree = open();
   std::mutex mutex;
   std::condition_variable all_here;
   std::set<Pid> asked;  // on a busy machine, one of them more than once
@@ -180,27 +180,27 @@ TEST_F(GroupTest, LocksAllAtTheSameTime) {
       together = false;
     }
   };
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
   EXPECT_TRUE(together) << "one after the other, they would wait for each other for ever";
   EXPECT_THAT(asked, UnorderedElementsAreArray(family_.children()));
 }
 
 TEST_F(GroupTest, CheckpointsNoneBeforeAllAreLocked) {
-  Group group = open();
+  ProcessTree tree = open();
   int refusals = 3;
   driver_.fail_always(Action::kLock, child(2), 600);
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock && call.pid == child(2) && --refusals == 0) driver_.forgive();
   };
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
   EXPECT_EQ(driver_.illegal_calls(), 0);
 }
 
 TEST_F(GroupTest, AlockThatTimesOutLeavesAllRunning) {
-  Group group = open();
+  ProcessTree tree = open();
   driver_.fail_always(Action::kLock, child(1), 600);
-  auto done = group.lock(milliseconds(60), interrupt_);
+  auto done = tree.lock(milliseconds(60), interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kTimeout);
   EXPECT_THAT(done.error().message, HasSubstr("60 ms"));
@@ -208,15 +208,15 @@ TEST_F(GroupTest, AlockThatTimesOutLeavesAllRunning) {
 }
 
 TEST_F(GroupTest, AnInterruptedLockLeavesAllRunning) {
-  Group group = open();
+  ProcessTree tree = open();
   driver_.fail_always(Action::kLock, child(1), 600);
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) interrupt_.request(2);
   };
-  auto done = group.lock(milliseconds(0), interrupt_);
+  auto done = tree.lock(milliseconds(0), interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kInterrupted);
-  EXPECT_TRUE(group.roll_back());
+  EXPECT_TRUE(tree.roll_back());
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
 }
 
@@ -224,22 +224,22 @@ TEST_F(GroupTest, WhatOthersHadFrozenStaysAsItWas) {
   driver_.add(child(0), kLocked);
   driver_.add(child(1), kCheckpointed);
   {
-    Group group = open();
-    ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+    ProcessTree tree = open();
+    ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
     EXPECT_THAT(states(), ElementsAre(kLocked, kCheckpointed, kLocked));
-    ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+    ASSERT_TRUE(tree.checkpoint(quiet_, interrupt_));
     EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kCheckpointed));
-    EXPECT_TRUE(group.roll_back());
+    EXPECT_TRUE(tree.roll_back());
   }
   EXPECT_THAT(states(), ElementsAre(kLocked, kCheckpointed, kRunning));
 }
 
 TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
   driver_.remove(child(2));
-  Group group = open();
-  EXPECT_EQ(group.cuda_count(), 2U);
+  ProcessTree tree = open();
+  EXPECT_EQ(tree.cuda_count(), 2U);
   int told = 0;
-  group.on_members_changed = [&](const std::vector<GroupMember>&) -> Result<void> {
+  tree.on_members_changed = [&](const std::vector<TreeMember>&) -> Result<void> {
     ++told;
     return {};
   };
@@ -252,27 +252,27 @@ TEST_F(GroupTest, FindsThoseThatBeginToUseCudaMeanwhile) {
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) std::call_once(once, first_only, call);
   };
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
-  EXPECT_EQ(group.cuda_count(), 3U);
+  EXPECT_EQ(tree.cuda_count(), 3U);
   EXPECT_EQ(told, 1) << "the journal must know them before they are touched";
 }
 
 // One that comes during the checkpoint is locked alone, however long that takes.
 TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
   driver_.remove(child(2));
-  Group group = open();
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
-  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  ProcessTree tree = open();
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.checkpoint(quiet_, interrupt_));
   driver_.add(child(2));
-  auto changed = group.probe_again();
+  auto changed = tree.probe_again();
   ASSERT_TRUE(changed);
   ASSERT_TRUE(*changed);
   driver_.forget_calls();
   driver_.on_call = [&](const FakeDriver::Call& call) {
     if (call.action == Action::kLock) std::this_thread::sleep_for(milliseconds(300));
   };
-  auto done = group.lock(kTimeout, interrupt_);
+  auto done = tree.lock(kTimeout, interrupt_);
   ASSERT_TRUE(done) << done.error().message;
   EXPECT_THAT(driver_.actions(), ElementsAre(Action::kLock));
   EXPECT_THAT(states(), ElementsAre(kCheckpointed, kCheckpointed, kLocked));
@@ -280,59 +280,59 @@ TEST_F(GroupTest, WhatIsCheckpointedIsLeftAloneByASecondLock) {
 
 TEST_F(GroupTest, NoProcessIsTouchedWhereTheJournalCannotBeWritten) {
   driver_.remove(child(2));
-  Group group = open();
-  group.on_members_changed = [&](const std::vector<GroupMember>&) -> Result<void> {
+  ProcessTree tree = open();
+  tree.on_members_changed = [&](const std::vector<TreeMember>&) -> Result<void> {
     return fail(ErrorCode::kNoSpace, "no space for the journal");
   };
   driver_.add(child(2));
-  auto done = group.lock(kTimeout, interrupt_);
+  auto done = tree.lock(kTimeout, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNoSpace);
-  EXPECT_TRUE(group.roll_back());
+  EXPECT_TRUE(tree.roll_back());
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
 }
 
 TEST_F(GroupTest, RefusesBeforeTheCheckpointWhatDoesNotFitIntoTheHost) {
-  Group group = open();
+  ProcessTree tree = open();
   driver_.use[child(0)] = {{GpuUuid{}, std::uint64_t{1} << 60}};
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
-  auto done = group.checkpoint(quiet_, interrupt_);
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+  auto done = tree.checkpoint(quiet_, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kOutOfHostMemory);
   EXPECT_THAT(done.error().message, HasSubstr("1024 PiB"));
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
-  EXPECT_TRUE(group.roll_back());
+  EXPECT_TRUE(tree.roll_back());
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
 }
 
 TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
-  Group group = open();
+  ProcessTree tree = open();
   driver_.use[child(0)] = {{GpuUuid{}, 1000}};
   driver_.use[child(1)] = {{GpuUuid{}, 200}};
   driver_.use[Pid{1}] = {{GpuUuid{}, 77}};
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
-  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
-  EXPECT_EQ(group.gpu_bytes(), 1200U);
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.checkpoint(quiet_, interrupt_));
+  EXPECT_EQ(tree.gpu_bytes(), 1200U);
 }
 
 TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
-  Group group = open();
+  ProcessTree tree = open();
   driver_.fail_always(Action::kCheckpoint, child(1), 801);
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
-  auto done = group.checkpoint(quiet_, interrupt_);
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+  auto done = tree.checkpoint(quiet_, interrupt_);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNotSupported);
   EXPECT_THAT(done.error().message, HasSubstr(std::to_string(child(1).value)));
-  EXPECT_TRUE(group.roll_back());
+  EXPECT_TRUE(tree.roll_back());
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
 }
 
 TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
-  Group group = open();
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
-  ASSERT_TRUE(group.checkpoint(quiet_, interrupt_));
+  ProcessTree tree = open();
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.checkpoint(quiet_, interrupt_));
   driver_.fail_always(Action::kRestore, child(1), 2);
-  auto done = group.roll_back();
+  auto done = tree.roll_back();
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kNotRolledBack);
   EXPECT_THAT(done.error().message, HasSubstr(fmt::format("process {} is", child(1).value)));
@@ -342,23 +342,23 @@ TEST_F(GroupTest, RollBackMendsWhatItCanAndNamesTheRest) {
 
 TEST_F(GroupTest, TheDestructorRollsBackUnlessDismissed) {
   {
-    Group group = open();
-    ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+    ProcessTree tree = open();
+    ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
   }
   EXPECT_THAT(states(), ElementsAre(kRunning, kRunning, kRunning));
   {
-    Group group = open();
-    ASSERT_TRUE(group.lock(kTimeout, interrupt_));
-    group.dismiss();
+    ProcessTree tree = open();
+    ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+    tree.dismiss();
   }
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
 }
 
 TEST_F(GroupTest, AmovedOneIsNotRolledBackTwice) {
-  Group group = open();
-  ASSERT_TRUE(group.lock(kTimeout, interrupt_));
+  ProcessTree tree = open();
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
   {
-    Group moved = std::move(group);
+    ProcessTree moved = std::move(tree);
     moved.dismiss();
   }
   EXPECT_THAT(states(), ElementsAre(kLocked, kLocked, kLocked));
@@ -373,12 +373,12 @@ TEST_F(GroupTest, AnyFailureIsRolledBackOrNamed) {
       driver_.add(pid);
     driver_.forgive();
     driver_.forget_calls();
-    auto group = Group::open(driver_, family_.root());
-    ASSERT_TRUE(group);
+    auto tree = ProcessTree::open(driver_, family_.root());
+    ASSERT_TRUE(tree);
     driver_.fail_nth(nth, 304);
-    auto done = group->lock(milliseconds(2000), interrupt_);
-    if (done) done = group->checkpoint(quiet_, interrupt_);
-    auto undone = group->roll_back();
+    auto done = tree->lock(milliseconds(2000), interrupt_);
+    if (done) done = tree->checkpoint(quiet_, interrupt_);
+    auto undone = tree->roll_back();
     EXPECT_EQ(driver_.illegal_calls(), 0) << nth;
     if (!done || !undone) ++failed;
     for (Pid pid : family_.children()) {

@@ -1,5 +1,5 @@
 // Long because what is locked, kept still, checkpointed and rolled back is one list of processes.
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The first slice is short, so that a group that cannot be locked is let go soon; each is twice as
+// The first slice is short, so that a tree that cannot be locked is let go soon; each is twice as
 // long, because a process with seconds of queued kernels needs one long slice: in a short one its
 // queue fills again. On two ranks of a loop of all-reduces the first try was enough in 24 of 24
 // rounds (4-52 ms, H100, driver 580).
@@ -124,39 +124,38 @@ void pause_with_jitter() {
 
 }  // namespace
 
-Result<Group> Group::open(Driver& driver, Pid root, proc::ProcFs procfs) {
-  Group group(driver, std::move(procfs));
-  group.armed_ = false;  // nothing has been done yet
-  STASIS_TRY(group.refresh(root));
-  group.armed_ = true;
-  return group;
+Result<ProcessTree> ProcessTree::open(Driver& driver, Pid root, proc::ProcFs procfs) {
+  ProcessTree tree(driver, std::move(procfs));
+  tree.armed_ = false;  // nothing has been done yet
+  STASIS_TRY(tree.refresh(root));
+  tree.armed_ = true;
+  return tree;
 }
 
-Group::~Group() {
+ProcessTree::~ProcessTree() {
   if (armed_ && !members_.empty()) (void)roll_back();
 }
 
-std::size_t Group::cuda_count() const {
-  return static_cast<std::size_t>(
-      std::count_if(members_.begin(), members_.end(),
-                    [](const GroupMember& m) { return m.initial.has_value(); }));
+std::size_t ProcessTree::cuda_count() const {
+  return static_cast<std::size_t>(std::count_if(
+      members_.begin(), members_.end(), [](const TreeMember& m) { return m.initial.has_value(); }));
 }
 
-std::vector<proc::ProcessInfo> Group::infos() const {
+std::vector<proc::ProcessInfo> ProcessTree::infos() const {
   std::vector<proc::ProcessInfo> out;
-  for (const GroupMember& member : members_)
+  for (const TreeMember& member : members_)
     out.push_back(member.process.info());
   return out;
 }
 
-std::uint64_t Group::gpu_bytes() const {
+std::uint64_t ProcessTree::gpu_bytes() const {
   std::uint64_t sum = 0;
   for (const auto& [pid, uses] : gpu_use_)
     sum += total_bytes(uses);
   return sum;
 }
 
-Result<bool> Group::refresh(Pid root) {
+Result<bool> ProcessTree::refresh(Pid root) {
   const auto gone = [&] {
     const proc::ProcessInfo& info = members_.front().process.info();
     return fail(ErrorCode::kProcessGone,
@@ -165,20 +164,20 @@ Result<bool> Group::refresh(Pid root) {
   };
   if (!members_.empty() && !members_.front().process.alive()) return gone();
   const KeptCallThread calls;
-  auto tree = procfs_.tree(root);
+  auto infos = procfs_.tree(root);
   // Its number may mean another process by now.
   if (!members_.empty() && !members_.front().process.alive()) return gone();
-  if (!tree) return fail(std::move(tree.error()));
-  leave_out_ourselves(*tree);
+  if (!infos) return fail(std::move(infos.error()));
+  leave_out_ourselves(*infos);
   // A shell starts a process for every line, and each is a descriptor here.
-  std::erase_if(members_, [&](const GroupMember& member) {
+  std::erase_if(members_, [&](const TreeMember& member) {
     return !member.initial && member.process.pid() != root && !member.process.alive();
   });
   bool changed = false;
   bool more_cuda = false;
   proc::FrozenCgroups cgroups;
-  for (const proc::ProcessInfo& info : *tree) {
-    const auto known = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
+  for (const proc::ProcessInfo& info : *infos) {
+    const auto known = std::find_if(members_.begin(), members_.end(), [&](const TreeMember& m) {
       return m.process.id() == info.id();
     });
     if (known != members_.end()) {
@@ -202,7 +201,7 @@ Result<bool> Group::refresh(Pid root) {
       if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie) continue;
       return fail(std::move(process.error()));
     }
-    const auto parent = std::find_if(members_.begin(), members_.end(), [&](const GroupMember& m) {
+    const auto parent = std::find_if(members_.begin(), members_.end(), [&](const TreeMember& m) {
       return m.process.pid() == info.parent;
     });
     const bool forked_from_cuda = parent != members_.end() && parent->initial;
@@ -224,10 +223,11 @@ Result<bool> Group::refresh(Pid root) {
   return more_cuda;
 }
 
-Result<void> Group::quiesce_all(Tries& tries, milliseconds timeout, const Interrupt& interrupt) {
+Result<void> ProcessTree::quiesce_all(Tries& tries, milliseconds timeout,
+                                      const Interrupt& interrupt) {
   std::vector<Rank*> ranks;
   std::deque<LockedRank> locked;
-  for (GroupMember& member : members_) {
+  for (TreeMember& member : members_) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     if (const auto gate = tries.gates.find(member.process.pid()); gate != tries.gates.end()) {
       ranks.push_back(gate->second);
@@ -268,15 +268,16 @@ Result<void> Group::quiesce_all(Tries& tries, milliseconds timeout, const Interr
   }
 }
 
-Result<void> Group::hold_back(const Gates& gates, milliseconds timeout, const Interrupt& interrupt,
-                              const std::function<void(bool)>& standing) {
+Result<void> ProcessTree::hold_back(const Gates& gates, milliseconds timeout,
+                                    const Interrupt& interrupt,
+                                    const std::function<void(bool)>& standing) {
   Tries tries{gates, standing};
   auto done = quiesce_all(tries, timeout, interrupt);
   behind_gates_ = done.has_value();
   return done;
 }
 
-Result<void> Group::lock(milliseconds timeout, const Interrupt& interrupt) {
+Result<void> ProcessTree::lock(milliseconds timeout, const Interrupt& interrupt) {
   const Gates none;
   // While gates are closed no process is let go on, not even for a moment.
   Tries tries{none, [](bool) {}};
@@ -304,10 +305,11 @@ Error another_program(const Process& process) {
 
 }  // namespace
 
-Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
-                                std::string_view phase, Progress& progress, bool may_end) {
+Result<void> ProcessTree::in_parallel(CudaState wanted,
+                                      const std::function<Result<void>(Process&)>& act,
+                                      std::string_view phase, Progress& progress, bool may_end) {
   std::vector<Process*> selected;
-  for (GroupMember& member : members_) {
+  for (TreeMember& member : members_) {
     if (!member.initial || !member.process.alive()) continue;
     auto state = member.process.cuda_state();
     if (!state) {
@@ -365,7 +367,7 @@ Result<void> Group::in_parallel(CudaState wanted, const std::function<Result<voi
   return {};
 }
 
-Result<void> Group::park_threads() {
+Result<void> ProcessTree::park_threads() {
   if (!parks_) return {};
   NoProgress quiet;
   return in_parallel(
@@ -376,9 +378,9 @@ Result<void> Group::park_threads() {
       "lock", quiet);
 }
 
-Result<void> Group::note_programs() {
+Result<void> ProcessTree::note_programs() {
   programs_.clear();
-  for (const GroupMember& member : members_) {
+  for (const TreeMember& member : members_) {
     const Process& process = member.process;
     if (!member.initial || !process.alive()) continue;
     auto space = proc::AddressSpace::open(process.pid());
@@ -390,8 +392,8 @@ Result<void> Group::note_programs() {
   return {};
 }
 
-Result<void> Group::verify_programs() const {
-  for (const GroupMember& member : members_) {
+Result<void> ProcessTree::verify_programs() const {
+  for (const TreeMember& member : members_) {
     const auto program = programs_.find(member.process.pid());
     if (program == programs_.end() || !member.process.alive()) continue;
     auto same = program->second.check_current();
@@ -402,22 +404,22 @@ Result<void> Group::verify_programs() const {
   return {};
 }
 
-void Group::note_use(Pid pid, const std::vector<GpuUse>& use) {
+void ProcessTree::note_use(Pid pid, const std::vector<GpuUse>& use) {
   auto& known = gpu_use_[pid];
   if (total_bytes(use) >= total_bytes(known)) known = use;
 }
 
-Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere,
-                                      const std::map<Pid, std::uint64_t>& at_least) {
+Result<void> ProcessTree::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere,
+                                            const std::map<Pid, std::uint64_t>& at_least) {
   auto use = driver_->memory_by_process();
   if (!use) return {};
   std::uint64_t to_move = 0;
   struct Limited {
-    proc::MemoryCgroup group;
+    proc::MemoryCgroup cgroup;
     std::uint64_t to_move = 0;
   };
   std::map<std::string, Limited> limited;
-  for (const GroupMember& member : members_) {
+  for (const TreeMember& member : members_) {
     const auto it = use->find(member.process.pid());
     if (it == use->end()) continue;
     // Those that were checkpointed before have no GPU memory now; what they had stays known.
@@ -439,10 +441,10 @@ Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewh
     }
     if (bytes == 0) continue;
     to_move += bytes;
-    for (proc::MemoryCgroup& group : proc::memory_cgroups(it->first)) {
-      Limited& entry = limited[group.directory];
+    for (proc::MemoryCgroup& cgroup : proc::memory_cgroups(it->first)) {
+      Limited& entry = limited[cgroup.directory];
       entry.to_move += least;
-      entry.group = std::move(group);
+      entry.cgroup = std::move(cgroup);
     }
   }
   const auto available = procfs_.memory_available();
@@ -455,13 +457,13 @@ Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewh
                 "the host more");
   }
   for (const auto& [directory, entry] : limited) {
-    const std::uint64_t room = entry.group.room(procfs_.swap_free().value_or(0));
+    const std::uint64_t room = entry.cgroup.room(procfs_.swap_free().value_or(0));
     if (entry.to_move + kCgroupReserve <= room) continue;
     return fail(ErrorCode::kOutOfHostMemory,
                 fmt::format("the GPU memory in use ({}) does not fit under the memory limit of "
                             "{} ({}, of which {} are free)",
-                            format_bytes(entry.to_move), directory, format_bytes(entry.group.limit),
-                            format_bytes(room)),
+                            format_bytes(entry.to_move), directory,
+                            format_bytes(entry.cgroup.limit), format_bytes(room)),
                 "the driver moves GPU memory into the process's own memory, and the kernel kills "
                 "what goes over the limit: raise the memory limit of the container or the job by "
                 "as much as it has GPU memory");
@@ -469,7 +471,7 @@ Result<void> Group::check_host_memory(const std::map<Pid, std::uint64_t>& elsewh
   return {};
 }
 
-Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
+Result<void> ProcessTree::checkpoint(Progress& progress, const Interrupt& interrupt) {
   STASIS_TRY(check_host_memory());
   STASIS_TRY(interrupt.check());
   std::atomic<std::uint64_t> zeros = 0;
@@ -496,8 +498,8 @@ Result<void> Group::checkpoint(Progress& progress, const Interrupt& interrupt) {
   return interrupt.check();
 }
 
-Result<void> Group::park_agents() {
-  for (GroupMember& member : members_) {
+Result<void> ProcessTree::park_agents() {
+  for (TreeMember& member : members_) {
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
     auto still = member.process.park_agent();
     if (!still && member.process.alive()) return still;
@@ -505,13 +507,13 @@ Result<void> Group::park_agents() {
   return {};
 }
 
-Result<void> Group::restore(std::span<const GpuPair> pairs, Progress& progress) {
+Result<void> ProcessTree::restore(std::span<const GpuPair> pairs, Progress& progress) {
   return in_parallel(
       CudaState::kCheckpointed, [pairs](Process& process) { return process.restore(pairs); },
       "restore", progress);
 }
 
-Result<void> Group::unlock() {
+Result<void> ProcessTree::unlock() {
   NoProgress quiet;
   // Another tool may have unlocked a process that this one had suspended.
   auto done = in_parallel(
@@ -522,7 +524,7 @@ Result<void> Group::unlock() {
       CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet, true);
 }
 
-Result<void> Group::roll_back() {
+Result<void> ProcessTree::roll_back() {
   armed_ = false;
   std::vector<Result<void>> results(members_.size());
   at_once(members_.size(), [&](std::size_t i) {

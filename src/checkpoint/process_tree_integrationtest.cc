@@ -1,5 +1,5 @@
 // Ranks that wait for each other on their (simulated) GPUs, as in a collective: locking one after
-// the other waits for ever, the group's lock does not.
+// the other waits for ever, the tree's lock does not.
 //
 // Needs STASIS_BUILD, the build folder.
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "base/progress.h"
-#include "checkpoint/group.h"
+#include "checkpoint/process_tree.h"
 #include "tests/fakes/sim_workload.h"
 
 namespace stasis {
@@ -52,11 +52,11 @@ class RanksTest : public testing::Test {
     if (!dir_.empty()) std::filesystem::remove_all(dir_);
   }
 
-  Group open() {
-    auto group = Group::open(*driver_, job_->pid());
-    EXPECT_TRUE(group) << (group ? "" : group.error().message);
-    EXPECT_EQ(group->cuda_count(), static_cast<std::size_t>(kRanks));
-    return std::move(*group);
+  ProcessTree open() {
+    auto tree = ProcessTree::open(*driver_, job_->pid());
+    EXPECT_TRUE(tree) << (tree ? "" : tree.error().message);
+    EXPECT_EQ(tree->cuda_count(), static_cast<std::size_t>(kRanks));
+    return std::move(*tree);
   }
   static std::string text(const Result<void>& result) {
     return result ? std::string() : result.error().to_string();
@@ -72,10 +72,10 @@ class RanksTest : public testing::Test {
 // This is what the others prove nothing without: the first rank's lock keeps the second's from ever
 // being quiesced.
 TEST_F(RanksTest, OneAfterTheOtherWaitsForEver) {
-  Group group = open();
-  group.dismiss();
+  ProcessTree tree = open();
+  tree.dismiss();
   std::vector<Process*> ranks;
-  for (GroupMember& member : group.members()) {
+  for (TreeMember& member : tree.members()) {
     if (member.initial) ranks.push_back(&member.process);
   }
   // Where no collective happens to be under way all of them can be locked: seen once, on a busy
@@ -104,17 +104,17 @@ TEST_F(RanksTest, AllTogetherNeverWaitForEachOther) {
   std::vector<double> seconds;
   std::vector<int> tries;
   for (int round = 0; round < kRounds; ++round) {
-    Group group = open();
+    ProcessTree tree = open();
     const auto start = Clock::now();
-    auto done = group.lock(milliseconds(60'000), interrupt_);
+    auto done = tree.lock(milliseconds(60'000), interrupt_);
     ASSERT_TRUE(done) << "round " << round << ": " << text(done);
     seconds.push_back(since(start).count());
-    tries.push_back(group.lock_tries());
+    tries.push_back(tree.lock_tries());
     if (round % kCheckpointEvery == 0) {
-      done = group.checkpoint(quiet_, interrupt_);
+      done = tree.checkpoint(quiet_, interrupt_);
       ASSERT_TRUE(done) << "round " << round << ": " << text(done);
     }
-    done = group.roll_back();
+    done = tree.roll_back();
     ASSERT_TRUE(done) << "round " << round << ": " << text(done);
     ASSERT_TRUE(job_->gets_past(job_->round())) << "round " << round;
   }
