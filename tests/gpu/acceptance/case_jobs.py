@@ -119,10 +119,13 @@ def without_root(machine):
     user = [setpriv, "--reuid", "65533", "--regid", "65533", "--clear-groups", unshare, "--user", "--map-root-user"]
     if machine.run(*user, "true").status != 0:
         raise Skip("no user namespaces for other users")
-    # Without CAP_SYS_RESOURCE root is told to restore it as the user.
+    # Root can give back no capability that it lacks itself, as this one in many containers.
     with open("/proc/self/status", encoding="ascii") as file:
         effective = int(next(line for line in file if line.startswith("CapEff:")).split()[1], 16)
-    ways = (user, []) if effective >> 24 & 1 else (user,)
+    lacks = not effective >> 24 & 1
+    if lacks:
+        user += [setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]
+    ways = (user, [])
     figures = {}
     for size in ("1M", "64M") if machine.simulated else ("1M", "64M", "1G"):
         own = tempfile.mkdtemp(prefix="stasis-user-")  # our work folder is root's alone
@@ -147,6 +150,8 @@ def without_root(machine):
         for by in ways:
             saved.append(preempt(machine, target))
             before, since = target.rounds(), time.monotonic()
+            if not by:  # as root is told to, who would run what another user has written
+                machine.run("chown", "-R", "0:0", os.path.join(own, "images"))
             target = begin([], by)
             target.wait_for(lambda of=target, least=before: of.rounds() > least, "round after the restore", 180)
             back.append(round(time.monotonic() - since, 3))
@@ -156,7 +161,7 @@ def without_root(machine):
         figures[size] = {"saved_seconds": saved, "back_seconds": back}
     figures["note"] = "; ".join(f"{size}: gone in {one['saved_seconds']} s, back in {one['back_seconds']} s"
                                 for size, one in figures.items())
-    figures["note"] += "" if len(ways) == 2 else " (for the user alone: root has no CAP_SYS_RESOURCE here)"
+    figures["note"] += ", by the user and by root" + (" (both without CAP_SYS_RESOURCE)" if lacks else "")
     return figures
 
 
