@@ -405,8 +405,11 @@ Result<void> check_owner(const ImageReader& image) {
         fmt::format("the image {} belongs to user {}, and what it holds would run as user "
                     "{}",
                     image.path(), info.st_uid, ours),
-        "if you trust it, `stasis restore` it by itself, or make it this user's (chown -R); "
-        "otherwise name a directory in which no other user can write");
+        fmt::format(
+            "if you trust it, make it this user's (chown -R), or give the same line as user "
+            "{} (setpriv --reuid {} ...); otherwise name a directory in which no other user "
+            "can write",
+            info.st_uid, info.st_uid));
   }
   return {};
 }
