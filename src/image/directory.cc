@@ -94,6 +94,25 @@ Result<DirectoryEntry> split_path(const std::string& path) {
   return entry;
 }
 
+Result<std::string> folder_id(const UniqueFd& folder) {
+  struct stat info = {};
+  if (::fstat(folder.get(), &info) != 0)
+    return fail(errno_error("cannot stat the images' folder", errno));
+  return fmt::format("{}:{}", info.st_dev, info.st_ino);
+}
+
+Result<void> check_folder(const UniqueFd& folder, const std::string& id, const std::string& path) {
+  if (id.empty()) return {};
+  STASIS_TRY_ASSIGN(const auto own, folder_id(folder));
+  if (own == id) return {};
+  return fail(ErrorCode::kNotPermitted,
+              path +
+                  " is not the folder any more that it was when the job began: another one has "
+                  "been put in its place",
+              "put the folder back, or start the job again with --images-dir where no other user "
+              "can rename a folder");
+}
+
 Result<UniqueFd> open_beneath(const UniqueFd& directory, const std::string& path, int flags) {
   struct open_how how = {};
   how.flags = static_cast<__u64>(static_cast<unsigned>(flags | O_CLOEXEC));

@@ -32,6 +32,12 @@ struct DirectoryEntry {
 // kUsage for an empty path, "/" and one that ends with "." or ".."; kIo if the parent is not there.
 Result<DirectoryEntry> split_path(const std::string& path);
 
+// Which folder a descriptor is of, under whatever name and in whatever mount; kIo.
+Result<std::string> folder_id(const UniqueFd& folder);
+// kNotPermitted unless `folder`, which was opened as `path`, is the one that has this id; nothing
+// is asked for an empty id.
+Result<void> check_folder(const UniqueFd& folder, const std::string& id, const std::string& path);
+
 // Opens `path` beneath `directory` without following any link, not even one on the way.
 // openat2 where the kernel has it (5.6); otherwise O_NOFOLLOW at each step. kImageCorrupt if it is
 // not there, or if a link or a file stands where a directory should; kNotPermitted, kIo.

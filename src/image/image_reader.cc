@@ -159,6 +159,12 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   return reader;
 }
 
+Result<void> ImageReader::check_place(const std::string& folder) const {
+  if (folder.empty()) return {};
+  STASIS_TRY_ASSIGN(const auto above, open_file(dir_.get(), "..", O_PATH | O_DIRECTORY));
+  return check_folder(above, folder, std::filesystem::path(path_).parent_path().string());
+}
+
 Result<ContentReader> ImageReader::open_content(const ContentReadOptions& options) const {
   const auto& record = record_of(options.kind);
   if (!record) {

@@ -30,6 +30,10 @@ class ImageReader {
   const UniqueFd& dir() const { return dir_; }
   const UniqueFd& criu_dir() const { return criu_dir_; }
 
+  // kNotPermitted unless it lies in the folder with this folder_id(); nothing is asked for an empty
+  // one.
+  Result<void> check_place(const std::string& folder) const;
+
   bool has_content(ContentKind kind) const { return record_of(kind).has_value(); }
   // The content that the manifest tells of; kInternal if it tells of none. Else the errors of
   // ContentReader::open(), and kImageCorrupt for content of a process that is not in the image.

@@ -286,6 +286,35 @@ TEST_F(ImageTest, OneThatAnotherUserMovesAwayIsNotSaidToBeThere) {
   EXPECT_FALSE(fs::exists(image_));
 }
 
+// By a user to whom a folder above belongs.
+TEST_F(ImageTest, AFolderInThePlaceOfTheRightOneGetsNoImage) {
+  const std::string folder = dir_ / "job";
+  const std::string other = dir_ / "other";
+  fs::create_directory(folder);
+  fs::create_directory(other);
+  const auto opened = open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY);
+  ASSERT_TRUE(opened);
+  const auto id = folder_id(*opened);
+  ASSERT_TRUE(id);
+  EXPECT_TRUE(ImageWriter::probe(folder + "/image", false, *id));
+  auto writer = ImageWriter::create(folder + "/image", false, *id);
+  ASSERT_TRUE(writer) << writer.error().to_string();
+  fill(*writer);
+  fs::rename(folder, folder + ".old");
+  fs::create_directory_symlink(other, folder);
+  const auto sealed = writer->seal(sample_manifest(), SyncPolicy::kDisk, progress_, interrupt_);
+  ASSERT_FALSE(sealed);
+  EXPECT_EQ(sealed.error().code, ErrorCode::kNotPermitted);
+  EXPECT_FALSE(ImageWriter::probe(folder + "/image", false, *id));
+  EXPECT_FALSE(ImageWriter::create(folder + "/image", false, *id));
+  EXPECT_TRUE(fs::is_empty(other));
+  EXPECT_FALSE(fs::exists(folder + ".old/image"));
+  make_image();
+  const auto image = ImageReader::open(image_);
+  ASSERT_TRUE(image);
+  EXPECT_EQ(image->check_place(*id).error().code, ErrorCode::kNotPermitted);
+}
+
 TEST_F(ImageTest, NamesThatAreNoNamesAreRefused) {
   for (const char* path : {"", "/", ".", "..", "a/..", "a/."}) {
     EXPECT_EQ(ImageWriter::create(path, false).error().code, ErrorCode::kUsage) << path;

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -128,6 +129,11 @@ Result<Before> probe_before(const DirectoryEntry& final, bool overwrite) {
   return Before::kImage;
 }
 
+// As the user knows it, who may have given a link.
+std::string folder_of(const std::string& path) {
+  return std::filesystem::path(path).parent_path().string();
+}
+
 Result<void> sync_to_disk(const UniqueFd& file, const std::string& path) {
   if (::fsync(file.get()) != 0) return fail(errno_error("cannot sync " + path, errno));
   return {};
@@ -138,6 +144,8 @@ Result<void> sync_to_disk(const UniqueFd& file, const std::string& path) {
 struct ImageWriter::State {
   DirectoryEntry final;
   std::string final_path;
+  std::string given;     // the final path as create() got it
+  std::string only_in;   // the folder_id() of where it has to lie
   std::string partial;   // the temporary name
   std::string replaced;  // the name of what had the final name before, while it is kept aside
   std::string digits;
@@ -186,6 +194,7 @@ struct ImageWriter::State {
   Result<Manifest> write_manifest(const Manifest& manifest, SyncPolicy sync) const;
   bool is_named(const std::string& name) const;
   Error exchanged() const;
+  Result<void> check_way() const;
   Result<void> take_name();
   Result<void> discard();
   void keep_log() const;
@@ -351,7 +360,16 @@ Error ImageWriter::State::exchanged() const {
           "dump to a directory in which only this user can rename"};
 }
 
+// All goes by the descriptor, so that the image lies in the right folder. But where the way to it
+// leads elsewhere by now, nothing finds it there.
+Result<void> ImageWriter::State::check_way() const {
+  if (only_in.empty()) return {};
+  STASIS_TRY_ASSIGN(const auto now, split_path(given));
+  return check_folder(now.parent, only_in, folder_of(given));
+}
+
 Result<void> ImageWriter::State::take_name() {
+  STASIS_TRY(check_way());
   // Looked at again: what was an empty directory may have been filled meanwhile.
   STASIS_TRY_ASSIGN(auto now, probe_before(final, overwrite));
   if (now != before) {
@@ -479,18 +497,24 @@ std::string ImageWriter::failed_log_path() const {
   return state_->sibling(state_->failed_log_name());
 }
 
-Result<std::string> ImageWriter::probe(const std::string& final_dir, bool overwrite) {
+Result<std::string> ImageWriter::probe(const std::string& final_dir, bool overwrite,
+                                       const std::string& folder) {
   STASIS_TRY_ASSIGN(auto final, split_path(final_dir));
+  STASIS_TRY(check_folder(final.parent, folder, folder_of(final_dir)));
   STASIS_TRY(probe_before(final, overwrite));
   return final.path();
 }
 
-Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overwrite) {
+Result<ImageWriter> ImageWriter::create(const std::string& final_dir, bool overwrite,
+                                        const std::string& folder) {
   auto state = std::make_unique<State>();
   state->phase = State::Phase::kDone;  // nothing to undo yet
   STASIS_TRY_ASSIGN(auto final, split_path(final_dir));
   state->final = std::move(final);
   state->final_path = state->final.path();
+  STASIS_TRY(check_folder(state->final.parent, folder, folder_of(final_dir)));
+  state->given = final_dir;
+  state->only_in = folder;
   STASIS_TRY_ASSIGN(auto before, probe_before(state->final, overwrite));
   state->before = before;
   state->overwrite = overwrite;

@@ -31,10 +31,14 @@ class ImageWriter {
   // `final_dir` must not exist, or be an empty directory. With `overwrite` it may also be a Stasis
   // image; any other directory is refused even then, a damaged image included: it could be a user's
   // work. kImageExists, kIo, kNotPermitted, kNoSpace.
-  static Result<ImageWriter> create(const std::string& final_dir, bool overwrite);
+  // With `folder`, a folder_id(), only in that folder: kNotPermitted if the way to `final_dir`
+  // leads to another one, also when the image is to get its name.
+  static Result<ImageWriter> create(const std::string& final_dir, bool overwrite,
+                                    const std::string& folder = {});
 
   // Whether create() would begin, with the same errors; nothing is made. Returns the absolute path.
-  static Result<std::string> probe(const std::string& final_dir, bool overwrite);
+  static Result<std::string> probe(const std::string& final_dir, bool overwrite,
+                                   const std::string& folder = {});
 
   ImageWriter(ImageWriter&&) noexcept;
   ImageWriter& operator=(ImageWriter&&) noexcept;

@@ -26,6 +26,7 @@
 #include "image/image_reader.h"
 #include "image/removal.h"
 #include "proc/procfs.h"
+#include "proc/trusted_path.h"
 
 namespace stasis::job {
 namespace {
@@ -129,6 +130,7 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   auto opened = open_file(AT_FDCWD, images.path_, O_RDONLY | O_DIRECTORY);
   if (!opened) return not_writable(std::move(opened.error()));
   images.dir_ = std::move(*opened);
+  STASIS_TRY_ASSIGN(images.id_, folder_id(images.dir_));
   // Not waiting for another user who has taken a lease on it.
   auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (!lock) return not_writable(std::move(lock.error()).within("locking " + images.path_));
@@ -159,13 +161,13 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   return images;
 }
 
-std::optional<uid_t> Images::who_may_rename() const {
-  struct stat info {};
-  if (::fstat(dir_.get(), &info) != 0) return std::nullopt;
-  const char* by = ::geteuid() == 0 ? ::secure_getenv("SUDO_UID") : nullptr;
-  const bool is_callers = by != nullptr && by == std::to_string(info.st_uid);
-  if (info.st_uid == ::geteuid() || info.st_uid == 0 || is_callers) return std::nullopt;
-  return info.st_uid;
+std::vector<std::string> Images::who_may_rename() const {
+  return proc::doubts_of_path(path_, proc::sudo_caller());
+}
+
+Result<void> Images::check_place() const {
+  STASIS_TRY_ASSIGN(const auto now, open_file(AT_FDCWD, path_, O_PATH | O_DIRECTORY));
+  return check_folder(now, id_, path_);
 }
 
 std::string Images::path_of(int number) const {
@@ -179,6 +181,7 @@ Result<void> Images::note_init(Pid init) const {
 }
 
 Result<Images::Cleared> Images::clear() const {
+  STASIS_TRY(check_place());
   STASIS_TRY_ASSIGN(auto names, list_directory(dir_, path_));
   Cleared done;
   std::set<int> seen;

@@ -25,9 +25,15 @@ class Images {
   static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
 
   const std::string& path() const { return path_; }
-  // The other user who can give the images other names, the older one's to the newer say; nothing
-  // if only we and root can, or who has called us by sudo.
-  std::optional<uid_t> who_may_rename() const;
+  // Where another user can give the images, or a folder on the way to them, another name, or put
+  // something else there: for each place why. Nothing if only we and root can, or who has called us
+  // by sudo.
+  std::vector<std::string> who_may_rename() const;
+  // What the folder is, under whatever name: a folder_id(). What is done by its path is to be done
+  // in it alone.
+  const std::string& id() const { return id_; }
+  // kNotPermitted if its path leads to another folder by now, kIo if to none.
+  Result<void> check_place() const;
   std::string path_of(int number) const;
 
   // Writes into the lock which process the init of our job is: see open().
@@ -68,6 +74,7 @@ class Images {
   Images() = default;
 
   std::string path_;
+  std::string id_;
   UniqueFd dir_;
   UniqueFd lock_;
   std::set<int> damaged_;

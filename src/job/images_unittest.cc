@@ -66,14 +66,48 @@ TEST_F(JobImages, WhatOthersMayHaveWrittenIntoTheLockNamesNoProcess) {
 TEST_F(JobImages, WhoElseMayRenameThemIsKnown) {
   auto images = Images::open(dir());
   ASSERT_TRUE(images) << images.error().to_string();
-  EXPECT_EQ(images->who_may_rename(), std::nullopt);
+  EXPECT_THAT(images->who_may_rename(), ElementsAre());
   if (::geteuid() != 0) return;
+  ::unsetenv("SUDO_UID");
   ASSERT_EQ(::chown(dir().c_str(), 65431, 65431), 0);
-  ::unsetenv("SUDO_UID");
-  EXPECT_EQ(images->who_may_rename(), std::optional<uid_t>(65431));
+  EXPECT_THAT(images->who_may_rename(), ElementsAre(dir() + " belongs to user 65431"));
   ::setenv("SUDO_UID", "65431", 1);
-  EXPECT_EQ(images->who_may_rename(), std::nullopt);
+  EXPECT_THAT(images->who_may_rename(), ElementsAre());
   ::unsetenv("SUDO_UID");
+}
+
+// Its owner gives the folder another name, and puts that of another job in its place.
+TEST_F(JobImages, WhoElseMayRenameAFolderAboveThemIsKnown) {
+  if (::geteuid() != 0) GTEST_SKIP() << "folders of two users need root";
+  ::unsetenv("SUDO_UID");
+  const std::string above = dir() + "/above";
+  const std::string shared = above + "/shared";
+  for (const std::string& folder : {above, shared, shared + "/sticky"})
+    std::filesystem::create_directories(folder);
+  ASSERT_EQ(::chown(above.c_str(), 65431, 65431), 0);
+  ASSERT_EQ(::chmod(shared.c_str(), 0777), 0);
+  ASSERT_EQ(::chmod((shared + "/sticky").c_str(), 01777), 0);
+  auto images = Images::open(shared + "/sticky/job");
+  ASSERT_TRUE(images) << images.error().to_string();
+  EXPECT_THAT(images->who_may_rename(),
+              ElementsAre(above + " belongs to user 65431", "others may write to " + shared));
+}
+
+TEST_F(JobImages, AFolderInThePlaceOfTheOpenedOneIsRefused) {
+  auto images = Images::open(dir());
+  ASSERT_TRUE(images) << images.error().to_string();
+  EXPECT_TRUE(images->check_place());
+  std::filesystem::rename(dir(), dir() + ".old");
+  EXPECT_FALSE(images->check_place());
+  std::filesystem::create_directory_symlink(dir() + ".old", dir());
+  EXPECT_TRUE(images->check_place());
+  std::filesystem::remove(dir());
+  std::filesystem::create_directories(dir());
+  const auto there = images->check_place();
+  ASSERT_FALSE(there);
+  EXPECT_EQ(there.error().code, ErrorCode::kNotPermitted);
+  EXPECT_FALSE(images->clear());
+  std::filesystem::remove_all(dir() + ".old");
 }
 
 TEST_F(JobImages, WhatIsNoFileInPlaceOfTheLockIsNamed) {

@@ -4,7 +4,10 @@
 
 namespace stasis::job {
 
-void fields(auto& io, Described<RestoreOrder> auto& order) { io("images_dir", order.images_dir); }
+void fields(auto& io, Described<RestoreOrder> auto& order) {
+  io("images_dir", order.images_dir);
+  io("images_folder", order.images_folder);
+}
 
 void fields(auto& io, Described<SaveOrder> auto& order) {
   io("images_dir", order.images_dir);
@@ -12,6 +15,7 @@ void fields(auto& io, Described<SaveOrder> auto& order) {
   io("end", order.end);
   io("limit_ms", order.limit);
   io.optional("base", order.base);
+  io("images_folder", order.images_folder);
 }
 
 void fields(auto& io, Described<WorkOrder> auto& order) {

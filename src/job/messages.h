@@ -24,6 +24,7 @@ namespace stasis::job {
 
 struct RestoreOrder {
   std::string images_dir;
+  std::string images_folder = {};  // Images::id()
 };
 struct SaveOrder {
   std::string images_dir;
@@ -31,6 +32,7 @@ struct SaveOrder {
   bool end = false;                    // the job, when its image is complete
   std::chrono::milliseconds limit{0};  // 0: none
   std::optional<std::string> base;     // the image before
+  std::string images_folder = {};      // Images::id()
 };
 struct RecoverOrder {};
 // Waits for the other parts of a job of several nodes, which begins anew.

@@ -89,11 +89,11 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
   auto images = Images::open(options.images_dir, [&] { return notice.to_end() != 0; });
   if (!images && images.error().code == ErrorCode::kInterrupted) return told_to_end();
   if (!images) return fail(std::move(images.error()));
-  if (const auto other = images->who_may_rename()) {
+  if (const auto places = images->who_may_rename(); !places.empty()) {
     tell(
-        fmt::format("{} belongs to user {}, who can give the images other names, so that the job "
-                    "goes on from an older one",
-                    images->path(), *other));
+        fmt::format("another user can rename or replace {}, or what leads to it, so that the job "
+                    "goes on from an older image, or is not saved: {}",
+                    images->path(), fmt::join(places, "; ")));
   }
   STASIS_TRY_ASSIGN(auto cleared, images->clear());
   for (const std::string& path : cleared.removed)

@@ -107,7 +107,7 @@ Result<void> Supervisor::begin(std::optional<int> image) {
   }
   state_ = JobState::kRestoring;
   number_ = *image;
-  return job_->send(WorkOrder{RestoreOrder{images_.path_of(number_)}});
+  return job_->send(WorkOrder{RestoreOrder{images_.path_of(number_), images_.id()}});
 }
 
 Result<void> Supervisor::turn() {
@@ -414,6 +414,7 @@ Result<void> Supervisor::save() {
   if (group().has_others() && tick_) tick_ = Clock::now() + options_.every;
   SaveOrder order;
   order.images_dir = images_.path_of(number_);
+  order.images_folder = images_.id();
   order.command = as_written(options_.command);
   order.end = is_saving_to_end(state_);
   if (order.end) {
@@ -455,6 +456,8 @@ void Supervisor::tell_saved(const Saved& saved) {
   tell_(saved_text(images_.path_of(number_), saved, removed ? *removed : std::vector<int>(),
                    is_saving_to_end(state_)));
   if (!removed) tell_("an old image cannot be removed: " + removed.error().to_string());
+  if (auto there = images_.check_place(); !there)
+    tell_("the image is complete, but " + there.error().to_string());
 }
 
 // Also if the save has failed after that: the job has stood still since.

@@ -94,6 +94,7 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   const JobGroup& group = of_job.group;
   DumpOptions options;
   options.images_dir = order.images_dir;
+  options.images_folder = order.images_folder;
   options.job_name = of_job.name;
   options.after = order.end ? AfterDump::kKill : AfterDump::kRunning;
   options.job.emplace();
@@ -170,6 +171,7 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
                       const StreamEnds& streams, const WorkerOptions& wanted) {
   RestoreOptions options;
   options.images_dir = order.images_dir;
+  options.images_folder = order.images_folder;
   options.only_own = true;
   if (wanted.map == kAutomaticMap) {
     options.gpu_choice.emplace();

@@ -189,7 +189,7 @@ class DumpRun {
     STASIS_TRY_ASSIGN(auto criu, search.get());
     criu_.emplace(std::move(criu));
     STASIS_TRY_ASSIGN(gpus_, std::move(gpus));
-    auto path = ImageWriter::probe(options_.images_dir, options_.overwrite);
+    auto path = ImageWriter::probe(options_.images_dir, options_.overwrite, options_.images_folder);
     if (!path) return fail(no_directory(std::move(path.error())));
     path_ = std::move(*path);
     if (options_.base) phases_.begin("base");
@@ -235,7 +235,8 @@ class DumpRun {
                       needs->value));
     }
     // After the journal, which says where to find the half of it if we are killed.
-    auto created = ImageWriter::create(options_.images_dir, options_.overwrite);
+    auto created =
+        ImageWriter::create(options_.images_dir, options_.overwrite, options_.images_folder);
     if (!created) return fail(no_directory(std::move(created.error())));
     writer_.emplace(std::move(*created));
     STASIS_TRY_ASSIGN(needs_, check_disk_space(env_, tree(), writer_->criu_dir(),

@@ -180,6 +180,9 @@ enum class Precopy {
 
 struct DumpOptions {
   std::string images_dir;
+  // A folder_id(): the image is written in that folder, and nowhere where the way to it may lead by
+  // then. Empty: wherever it leads.
+  std::string images_folder = {};
   bool overwrite = false;
   SyncPolicy sync = SyncPolicy::kDisk;
   AfterDump after = AfterDump::kKill;
@@ -237,6 +240,7 @@ struct GpuChoice {
 
 struct RestoreOptions {
   std::string images_dir;
+  std::string images_folder = {};  // as with a dump: the image has to lie in it
   std::vector<GpuMapEntry> gpu_map;
   std::optional<GpuChoice> gpu_choice = {};  // instead of `gpu_map`
   bool leave_suspended = false;

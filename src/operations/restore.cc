@@ -169,6 +169,7 @@ class RestoreRun {
   Result<void> open_image() {
     STASIS_TRY_ASSIGN(auto image, ImageReader::open(options_.images_dir));
     image_.emplace(std::move(image));
+    STASIS_TRY(image_->check_place(options_.images_folder));
     if (options_.only_own) STASIS_TRY(check_owner(*image_));
     // In a fresh PID namespace, or after the highest number, what it needs would come next.
     proc::keep_free(manifest().numbers());

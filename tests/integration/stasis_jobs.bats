@@ -95,6 +95,41 @@ teardown() { end_stasis; }
   ends_with 130
 }
 
+# Its owner gives the job's folder another name, and puts a link to another job's in its place.
+@test "a save into a folder that another user has put in the place of the job's is refused" {
+  local theirs=$BATS_TEST_TMPDIR/theirs other=$BATS_TEST_TMPDIR/other
+  mkdir "$theirs" "$other"
+  chmod 755 "$BATS_TEST_TMPDIR" "$theirs"
+  chown 65433 "$theirs"
+  images=$theirs/job
+  start_run --keep 1
+  told "another user can rename or replace $images, or what leads to it"
+  told "$theirs belongs to user 65433"
+  job_is_up
+  saves 000001
+  mv "$images" "$images.old"
+  ln -s "$other" "$images"
+  kill -USR1 "$RUN"
+  told "$images is not the folder any more that it was when the job began"
+  target_goes_on
+  assert_equal "$(ls "$other")" "" "nothing lands in the other job's folder"
+  # While a save is under way.
+  rm "$images"
+  mv "$images.old" "$images"
+  : >"$RUN_LOG"
+  held_save USR1 2s
+  mv "$images" "$images.old"
+  ln -s "$other" "$images"
+  told "is not the folder any more that it was when the job began"
+  target_goes_on
+  assert_equal "$(ls "$other")" ""
+  rm "$images"
+  mv "$images.old" "$images"
+  saves 000003 # the log of the second is there
+  kill -INT "$RUN"
+  ends_with 130
+}
+
 @test "--io-uring: a job may use it" {
   job=(sh -c 'exit "$(sed -n "s/^Seccomp:\t//p" /proc/self/status)"')
   start_run --io-uring
