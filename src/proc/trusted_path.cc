@@ -138,7 +138,9 @@ class Walk {
 
 }  // namespace
 
-TrustedPath judge_path(const std::string& path) { return Walk(path).run(); }
+TrustedPath judge_path(const std::string& path, const TrustedUser& caller) {
+  return Walk(path, caller).run();
+}
 
 TrustedUser sudo_caller() {
   const auto number = [](const char* text) -> std::optional<unsigned> {

@@ -19,10 +19,6 @@ struct TrustedPath {
   std::string why_not;  // empty if it may be believed
 };
 
-// `path` is absolute. Judged are its folders, each link that it leads over with the folders that
-// hold it, and the file or folder itself.
-TrustedPath judge_path(const std::string& path);
-
 // A user who is believed as the caller is.
 struct TrustedUser {
   std::optional<uid_t> uid;
@@ -31,6 +27,10 @@ struct TrustedUser {
 
 // The user who has called us as root by sudo, if one has.
 TrustedUser sudo_caller();
+
+// `path` is absolute. Judged are its folders, each link that it leads over with the folders that
+// hold it, and the file or folder itself.
+TrustedPath judge_path(const std::string& path, const TrustedUser& caller = {});
 
 // All that judge_path() would object to, one after the other. Where a user namespace does not know
 // all users, an owner whom it does not know is not objected to: that is the machine's root, mostly.

@@ -1,7 +1,10 @@
 #include "report/trace_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,9 +18,12 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/path_walk.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "base/version.h"
+#include "image/directory.h"
+#include "proc/trusted_path.h"
 
 namespace stasis {
 namespace {
@@ -69,11 +75,110 @@ std::string text_of(json list) {
       .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+// Where a file is to be written: only root, the caller and who has called him by sudo can have put
+// a link on the way to it.
+struct OutputPlace {
+  std::string path;  // as the user gave it
+  UniqueFd folder;
+  std::string name;
+  bool may_be_any = false;  // what is there: a device, a pipe, a descriptor of this process
+};
+
+bool is_trusted_owner(uid_t owner) {
+  return owner == 0 || owner == ::geteuid() || proc::sudo_caller().uid == owner;
+}
+
+tl::unexpected<Error> not_written(const std::string& path, const std::string& why) {
+  return fail(ErrorCode::kNotPermitted, fmt::format("cannot write {}: {}", path, why),
+              "name a file in a folder in which only this user can write, and without links on the "
+              "way to it");
+}
+
+// Of a folder that may be believed: a link in it is followed if its owner is.
+Result<OutputPlace> place_in_trusted(const std::string& path, std::string at) {
+  for (int links = 0; links < kMostLinks; ++links) {
+    const std::filesystem::path whole(at);
+    const auto judged = proc::judge_path(whole.parent_path().string(), proc::sudo_caller());
+    if (!judged.why_not.empty()) return not_written(path, judged.why_not);
+    const std::string folder = judged.path.empty() ? "/" : judged.path;
+    OutputPlace place{path, {}, whole.filename().string()};
+    STASIS_TRY_ASSIGN(place.folder, open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+    struct stat info {};
+    struct stat around {};
+    struct statfs system {};
+    if (::fstat(place.folder.get(), &around) != 0 || ::fstatfs(place.folder.get(), &system) != 0)
+      return fail(errno_error("cannot stat " + folder, errno));
+    // A link there leads to what this process has open.
+    place.may_be_any = static_cast<std::uint32_t>(system.f_type) == PROC_SUPER_MAGIC;
+    if (place.may_be_any ||
+        ::fstatat(place.folder.get(), place.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
+      return place;
+    if (!is_trusted_owner(info.st_uid))
+      return not_written(path, fmt::format("{} belongs to user {}", at, info.st_uid));
+    if (!S_ISLNK(info.st_mode)) {
+      // Where others may write they may have given any file that name, too.
+      const bool is_others =
+          S_ISREG(info.st_mode) && info.st_nlink > 1 && (around.st_mode & S_ISVTX) != 0;
+      if (is_others) return not_written(path, "it has other names");
+      place.may_be_any = true;
+      return place;
+    }
+    std::error_code failed;
+    const auto target = std::filesystem::read_symlink(folder + "/" + place.name, failed);
+    if (failed) return not_written(path, failed.message());
+    at = (std::filesystem::path(folder) / target).string();
+  }
+  return not_written(path, "it leads over too many links");
+}
+
+Result<OutputPlace> place_of_output(const std::string& path) {
+  std::error_code failed;
+  const std::filesystem::path whole = std::filesystem::absolute(path, failed);
+  if (failed) return fail(ErrorCode::kIo, "cannot write " + path + ": " + failed.message());
+  const std::string folder = whole.parent_path().string();
+  // The usual error of one that is not there.
+  STASIS_TRY(open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+  const auto judged = proc::judge_path(folder, proc::sudo_caller());
+  if (judged.why_not.empty()) return place_in_trusted(path, whole.string());
+  // Another user may put anything there while we look: no link is followed at all.
+  STASIS_TRY_ASSIGN(const auto top, open_file(AT_FDCWD, "/", O_RDONLY | O_DIRECTORY));
+  OutputPlace place{path, {}, whole.filename().string()};
+  const std::string below = whole.parent_path().relative_path().lexically_normal().string();
+  auto opened = open_beneath(top, below.empty() ? "." : below, O_RDONLY | O_DIRECTORY);
+  if (!opened) return not_written(path, judged.why_not + ", and there is a link on the way");
+  place.folder = std::move(*opened);
+  return place;
+}
+
+Result<UniqueFd> open_output(const OutputPlace& place) {
+  const int how =
+      O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | (place.may_be_any ? O_TRUNC : O_NOFOLLOW);
+  auto file = open_file(place.folder.get(), place.name, how, 0644);
+  struct stat info {};
+  if (!file && !place.may_be_any &&
+      ::fstatat(place.folder.get(), place.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+      S_ISLNK(info.st_mode))
+    return not_written(place.path, "it is a link, in a folder in which another user may make one");
+  if (!file) {
+    // Not the name alone, which is what was opened.
+    Error error = std::move(file.error());
+    const std::string opened = "open " + place.name;
+    if (const auto at = error.message.find(opened); at != std::string::npos)
+      error.message.replace(at, opened.size(), "open " + place.path);
+    return fail(std::move(error));
+  }
+  if (place.may_be_any) return file;
+  if (::fstat(file->get(), &info) != 0 || !S_ISREG(info.st_mode) ||
+      !is_trusted_owner(info.st_uid) || info.st_nlink != 1)
+    return not_written(place.path, "it is not a file of this user alone");
+  if (::ftruncate(file->get(), 0) != 0)
+    return fail(errno_error("cannot write " + place.path, errno));
+  return file;
+}
+
 // A pipe that no program reads would hold the tool up for ever, unless it is not waited for.
-Result<void> write_file(const std::string& path, const std::string& text, int how) {
+Result<void> write_text(const UniqueFd& file, const std::string& path, const std::string& text) {
   constexpr int kLongest = 2000;  // ms without a byte
-  STASIS_TRY_ASSIGN(
-      auto file, open_file(AT_FDCWD, path, how | O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY, 0644));
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t written = ::write(file.get(), text.data() + done, text.size() - done);
     pollfd look{file.get(), POLLOUT, 0};
@@ -89,6 +194,11 @@ Result<void> write_file(const std::string& path, const std::string& text, int ho
       return fail(errno_error("cannot write " + path, errno));
   }
   return {};
+}
+
+Result<void> write_place(const OutputPlace& place, const std::string& text) {
+  STASIS_TRY_ASSIGN(const auto file, open_output(place));
+  return write_text(file, place.path, text);
 }
 
 }  // namespace
@@ -108,22 +218,28 @@ json trace_of_process(const std::string& name) {
 }
 
 Result<void> write_trace(const std::string& path, json events) {
-  return write_file(path, text_of(std::move(events)), O_TRUNC);
+  STASIS_TRY_ASSIGN(const auto place, place_of_output(path));
+  return write_place(place, text_of(std::move(events)));
 }
 
 Result<void> replace_trace(const std::string& path, json events) {
   const std::string text = text_of(std::move(events));
-  std::error_code none;
+  STASIS_TRY_ASSIGN(const auto place, place_of_output(path));
+  const int folder = place.folder.get();
+  struct stat info {};
   // A device or a pipe is not to be replaced.
-  if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none))
-    return write_file(path, text, O_TRUNC);
+  if (::fstatat(folder, place.name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+      !S_ISREG(info.st_mode))
+    return write_place(place, text);
   // Another user who may write in that folder may have made it a link to any file.
-  const std::string next = path + ".new";
-  (void)::unlink(next.c_str());
-  auto written = write_file(next, text, O_EXCL | O_NOFOLLOW);
-  if (written && ::rename(next.c_str(), path.c_str()) != 0)
+  const std::string next = place.name + ".new";
+  (void)::unlinkat(folder, next.c_str(), 0);
+  STASIS_TRY_ASSIGN(const auto file,
+                    open_file(folder, next, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644));
+  auto written = write_text(file, path, text);
+  if (written && ::renameat(folder, next.c_str(), folder, place.name.c_str()) != 0)
     written = fail(errno_error("cannot replace " + path, errno));
-  if (!written) (void)::unlink(next.c_str());
+  if (!written) (void)::unlinkat(folder, next.c_str(), 0);
   return written;
 }
 

@@ -15,7 +15,8 @@ namespace stasis {
 
 // What this process has done until now, as events of a trace; times are those of Clock.
 nlohmann::json trace_of_process(const std::string& name);
-// Writes events into a file. kIo, kNoSpace, kNotPermitted.
+// Writes events into a file. Follows no link that another user than root and the caller (also by
+// sudo) can have put there, and writes into no other user's file. kIo, kNoSpace, kNotPermitted.
 Result<void> write_trace(const std::string& path, nlohmann::json events);
 // The same, whole or not at all: what was there stays on an error.
 Result<void> replace_trace(const std::string& path, nlohmann::json events);

@@ -608,6 +608,51 @@ resumed_in_vain() {
   target_verifies
 }
 
+# Which another user has put there, so that root writes over what it leads to.
+@test "a trace follows no link of another user, and is written into no file of another" {
+  start_agent memory --size 16M
+  local theirs=$BATS_TEST_TMPDIR/theirs precious=$BATS_TEST_TMPDIR/precious verb name reader
+  mkdir "$theirs"
+  chmod 755 "$BATS_TEST_TMPDIR"
+  echo precious >"$precious"
+  ln -s "$precious" "$theirs/trace"
+  ln -s "$BATS_TEST_TMPDIR" "$theirs/folder"
+  ln "$precious" "$theirs/name"
+  mkfifo "$theirs/pipe"
+  exec {reader}<>"$theirs/pipe"
+  chown -hR 65433 "$theirs"
+  chown 0 "$theirs/name"
+  for name in trace folder/precious name pipe; do
+    verb=suspend
+    [[ $name != folder/* && $name != pipe ]] || verb=resume
+    capture timeout -s KILL 60 stasis "$verb" "$TARGET" --trace "$theirs/$name"
+    assert_equal "$status" 0
+    assert_contains "$err" "no trace: cannot write $theirs/$name: "
+    assert_equal "$(<"$precious")" precious "$name"
+  done
+  exec {reader}>&-
+  # The same by a link in a folder of all users, which is one's own.
+  mkdir -m 1777 "$BATS_TEST_TMPDIR/all"
+  ln -s "$precious" "$BATS_TEST_TMPDIR/all/theirs"
+  chown -h 65433 "$BATS_TEST_TMPDIR/all/theirs"
+  ln -s "$BATS_TEST_TMPDIR/own" "$BATS_TEST_TMPDIR/all/own"
+  capture timeout -s KILL 60 stasis suspend "$TARGET" --trace "$BATS_TEST_TMPDIR/all/theirs"
+  assert_contains "$err" "all/theirs belongs to user 65433"
+  assert_equal "$(<"$precious")" precious
+  done_by resume "$TARGET" --trace "$BATS_TEST_TMPDIR/all/own"
+  grep -q traceEvents "$BATS_TEST_TMPDIR/own"
+  # A file of his folder that is ours, and one that is made there.
+  done_by suspend "$TARGET" --trace "$theirs/new"
+  grep -q traceEvents "$theirs/new"
+  done_by resume "$TARGET" --trace "$theirs/new"
+  grep -q traceEvents "$theirs/new"
+  # He who has called sudo may do what root may.
+  SUDO_UID=65433 SUDO_GID=65433 done_by suspend "$TARGET" --trace "$theirs/trace"
+  grep -q traceEvents "$precious"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 @test "what reads an image has a trace, and a restore that stays has it before the program ends" {
   start_agent memory --size 16M
   dump_it
