@@ -110,6 +110,9 @@ void probe_folder_watches(const Processes& processes, Signs& out);
 // criu_sessions.cc
 void probe_sessions(Facts& facts, const Processes& processes, Signs& out);
 
+// criu_sockets.cc
+void probe_socket_states(Facts& facts, const Processes& processes, Signs& out);
+
 // criu_names.cc
 void probe_socket_names(Facts& facts, const Processes& processes, Signs& out);
 

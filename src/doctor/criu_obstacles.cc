@@ -433,6 +433,7 @@ class Search {
   }
 
   void probe_program(Pid pid) {
+          doctor::probe_socket_states(facts_, processes_, signs_);
     std::array<char, 16> name{};
     const std::string link = fmt::format("/proc/{}/exe", pid.value);
     const ssize_t size = ::readlink(link.c_str(), name.data(), name.size());

@@ -15,6 +15,7 @@ teardown() {
   # CRIU leaves the second where it was asked by itself; others' are not for us to remove.
   [[ -z $(compgen -G "$BATS_TEST_TMPDIR/criu-*") ]] || rm -f /dev/shm/sem.stasis-doctor-* /dev/shm/link_remap.*
   [[ ! -e $BATS_TEST_TMPDIR/cgroup ]] || wait_until 60 rmdir "$(<"$BATS_TEST_TMPDIR/cgroup")"
+  [[ ! -s $BATS_TEST_TMPDIR/ping-range ]] || cat "$BATS_TEST_TMPDIR/ping-range" >/proc/sys/net/ipv4/ping_group_range
   [[ ! -e $BATS_TEST_TMPDIR/huge-pages ]] || cat "$BATS_TEST_TMPDIR/huge-pages" >/proc/sys/vm/nr_hugepages
 }
 
@@ -519,6 +520,59 @@ END
     import threading
     done = threading.Event()
     def run():
+@test "red: sockets in a state in which CRIU dumps none of their kind" {
+  start_cases 'def netlink(bound, *groups):
+    s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    if bound: s.bind((0, 0))
+    for group in groups: s.setsockopt(270, 1, group)
+    return s
+def case_netlink_fine(): return netlink(True, 1, 5)
+def case_high_group(): return netlink(True, 1, 33)
+def case_not_bound(): return netlink(False, 1)
+def case_unread_netlink():
+    import select, struct
+    s = netlink(True)
+    s.send(struct.pack("IHHIIB3x", 20, 18, 0x301, 1, 0, 0))  # RTM_GETLINK of all
+    if not select.select([s], [], [], 1)[0]: raise OSError("no answer")
+    return s
+def case_not_accepted():
+    s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
+    return s, c
+def case_accepted_fine():
+    s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
+    return s, c, s.accept()'
+  capture stasis doctor "$TARGET" --no-trial --json
+  ((status == 1))
+  each_is_red <<'END'
+high_group|netlink-socket|more than 32 groups
+not_bound|netlink-socket|bound to groups but not to portid
+unread_netlink|netlink-socket|has data to read
+not_accepted|unaccepted-connection|In-flight connection
+END
+  local name
+  for name in netlink_fine accepted_fine; do
+    assert_equal "$(json "[f for f in d['processes'] if f['light'] == 'red' and '($name)' in f['what']]")" "[]"
+    criu_dumps "$name" --tcp-established
+  done
+  STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "1 by descriptor"
+  unharmed
+}
+
+@test "yellow: a socket for pings, of which a restore loses addresses and identifier" {
+  cat /proc/sys/net/ipv4/ping_group_range >"$BATS_TEST_TMPDIR/ping-range"
+  echo "0 2147483647" >/proc/sys/net/ipv4/ping_group_range || skip "no sysctl here"
+  start_with 's = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+s.bind(("127.0.0.1", 4321)); s.connect(("127.0.0.1", 0))
+unused = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)'
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights ping-socket)" yellow
+  assert_contains "$(json "[f['what'] for f in d['processes'] if f['id'] == 'ping-socket']")" "restore: identifier 4321 (descriptor 3)'"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "identifier 4321"
+  target_goes_on
+}
+
         try: act()
         except OSError as e: failed.append(e)
         done.set(); time.sleep(300)

@@ -1,0 +1,124 @@
+// Sockets in a state that CRIU 4.2.1 does not dump, or loses, of kinds that it dumps.
+#include <linux/netlink.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "doctor/criu_checks.h"
+#include "proc/descriptors.h"
+#include "proc/socket_options.h"
+
+namespace stasis::doctor {
+namespace {
+
+constexpr Kind kHighGroups{"netlink-socket", Severity::kRed,
+                           "has netlink sockets with groups above the 32nd, which CRIU cannot dump",
+                           "leave those groups, or close the sockets, before the dump"};
+constexpr Kind kNoNumber{"netlink-socket", Severity::kRed,
+                         "has netlink sockets that joined groups without being bound, which CRIU "
+                         "cannot dump",
+                         "bind() them before they join, or close them before the dump"};
+constexpr Kind kUnreadNetlink{"netlink-socket", Severity::kRed,
+                              "has netlink sockets with messages not yet read, which CRIU cannot "
+                              "dump",
+                              "dump once more when it has read them, or close the sockets"};
+constexpr Kind kUnaccepted{"unaccepted-connection", Severity::kRed,
+                           "listens for TCP connections and has not accepted all that were made, "
+                           "which CRIU cannot dump",
+                           "dump once more when it has accepted them, or end what connects to it"};
+constexpr Kind kPing{
+    "ping-socket", Severity::kYellow,
+    "has sockets for echo requests (ping, SOCK_DGRAM of ICMP), which lose their "
+    "address, their peer and the identifier that answers come back by at a restore",
+    "let the program open a new one for each ping, or bind and connect it again"};
+
+// Of groups, a bit for each; empty if it has never been in one.
+std::vector<std::uint32_t> netlink_groups(const UniqueFd& socket) {
+  constexpr std::size_t kMost = 2048;  // the kernel has 65536 groups at most
+  std::vector<std::uint32_t> groups(kMost);
+  auto size = static_cast<socklen_t>(groups.size() * sizeof groups.front());
+  if (::getsockopt(socket.get(), SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, groups.data(), &size) != 0)
+    return {};
+  groups.resize(std::min(kMost, size / sizeof groups.front()));
+  return groups;
+}
+
+// dump_one_netlink_fd() of CRIU's sk-netlink.c. The kernel gives it the groups in words of 64 bits;
+// it leaves out the last 32 if none of them is set, and takes 32 of what is left.
+void probe_netlink(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  const std::string shown = fmt::format("descriptor {}", descriptor);
+  const auto groups = netlink_groups(socket);
+  sockaddr_nl own{};
+  socklen_t size = sizeof own;
+  const bool is_named =
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 && own.nl_pid != 0;
+  if (groups.size() > 2 || (groups.size() == 2 && groups[1] != 0))
+    out.add(pid, kHighGroups, shown);
+  else if (!groups.empty() && !is_named)
+    out.add(pid, kNoNumber, shown);
+  if (proc::has_input(socket)) out.add(pid, kUnreadNetlink, shown);
+}
+
+// Of a socket that listens the kernel tells there how many connections wait (tcp_get_info()).
+void probe_listener(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+      info.tcpi_state == TCP_LISTEN && info.tcpi_unacked > 0)
+    out.add(pid, kUnaccepted, fmt::format("{} by descriptor {}", info.tcpi_unacked, descriptor));
+}
+
+// One that is neither bound nor connected, and has sent nothing, has no identifier yet.
+void probe_ping(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) return;
+  const in_port_t identifier = own.ss_family == AF_INET6
+                                   ? reinterpret_cast<const sockaddr_in6*>(&own)->sin6_port
+                                   : reinterpret_cast<const sockaddr_in*>(&own)->sin_port;
+  if (identifier != 0)
+    out.add(pid, kPing,
+            fmt::format("identifier {} (descriptor {})", ntohs(identifier), descriptor));
+}
+
+void probe_one(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  const auto kind = proc::socket_kind(socket);
+  if (!kind) return;
+  const bool is_inet = kind->domain == AF_INET || kind->domain == AF_INET6;
+  if (kind->domain == AF_NETLINK) probe_netlink(pid, descriptor, socket, out);
+  if (is_inet && kind->type == SOCK_STREAM) probe_listener(pid, descriptor, socket, out);
+  if (is_inet && kind->type == SOCK_DGRAM &&
+      (kind->protocol == IPPROTO_ICMP || kind->protocol == IPPROTO_ICMPV6))
+    probe_ping(pid, descriptor, socket, out);
+}
+
+}  // namespace
+
+void probe_socket_states(Facts& facts, const Processes& processes, Signs& out) {
+  std::set<std::string> seen;  // "socket:[1234]"
+  for (const proc::ProcessInfo& info : processes) {
+    const auto files = facts.open_files(info.pid);
+    if (!files) continue;
+    const auto process = Pidfd::open(info.pid);
+    if (!process) continue;
+    for (const proc::OpenFile& file : *files) {
+      if (facts.is_over()) return;
+      if (!file.path.starts_with("socket:[") || !seen.insert(file.path).second) continue;
+      // The kernel's own: to close a copy waits for nothing.
+      if (const auto copy = proc::take_nameless(info.pid, *process, file.descriptor))
+        probe_one(info.pid, file.descriptor, *copy, out);
+    }
+  }
+}
+
+}  // namespace stasis::doctor
