@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <set>
 #include <sstream>
@@ -25,6 +26,11 @@ constexpr Kind kTimeForChildren{"namespace", Severity::kRed,
                                 "dump",
                                 "start it by `unshare --time --fork`, so that it lives in it "
                                 "itself"};
+constexpr Kind kNumbersForChildren{
+    "namespace", Severity::kRed,
+    "has made a PID namespace for its children (unshare), in which no process of the tree lives, "
+    "and which a restore forgets: its next child would be in that of the tree",
+    "start it by `unshare --pid --fork`, so that it lives in it itself, or dump it before that"};
 constexpr Kind kNoInit{"pid-namespace", Severity::kRed,
                        "lives in a container's PID namespace, whose first process is not part of "
                        "the tree",
@@ -67,6 +73,19 @@ ino_t namespace_of_thread(Pid pid, Tid thread, std::string_view kind) {
   struct stat info {};
   const std::string path = fmt::format("/proc/{}/task/{}/ns/{}", pid.value, thread.value, kind);
   return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+// Whether its children are to live in another one than the process itself. One without a first
+// process has no number that /proc would show (pidns_for_children_get() of kernel/pid_namespace.c).
+bool has_numbers_for_children(Facts& facts, Pid pid) {
+  struct stat info {};
+  const std::string path = fmt::format("/proc/{}/ns/pid_for_children", pid.value);
+  if (::stat(path.c_str(), &info) == 0) {
+    const ino_t own = facts.namespace_of(pid, "pid");
+    return own != 0 && info.st_ino != own;
+  }
+  // Of one that has just ended there are neither these nor any other that are not its number's.
+  return errno == ENOENT && namespace_of_thread(pid, Tid{pid.value}, "uts") != 0;
 }
 
 bool maps_no_one(Pid pid, std::string_view map) {
@@ -123,6 +142,8 @@ void probe_namespaces(Facts& facts, const Processes& processes, Signs& out) {
     const ino_t for_children = facts.namespace_of(info.pid, "time_for_children");
     if (time != 0 && for_children != 0 && time != for_children)
       out.add(info.pid, kTimeForChildren, "unshare --time");
+    if (has_numbers_for_children(facts, info.pid))
+      out.add(info.pid, kNumbersForChildren, "unshare --pid");
     probe_namespaces_of_threads(facts, info.pid, out);
   }
 }

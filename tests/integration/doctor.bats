@@ -593,6 +593,11 @@ def case_sealed():
     called(462, 0, 0, 0)
     called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)
 def case_provided():
+def case_numbers(): unshare(0x20000000)
+def case_numbers_gone():
+    unshare(0x20000000)
+    if os.fork() == 0: os._exit(0)
+    os.wait()
     import fcntl, struct
     called(462, 0, 0, 0)
     fd = libc.syscall(323, 0)
@@ -625,6 +630,8 @@ sealed|sealed-memory|has sealed memory
 provided|provided-memory|userfaultfd
 END
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
+numbers|namespace|unshare --pid
+numbers_gone|namespace|unshare --pid
   assert_contains "$err" "uts of thread"
   assert_contains "$err" "descriptors of their own"
   unharmed
