@@ -184,7 +184,7 @@ constexpr Kind kSharedFile{"shared-memory", Severity::kYellow,
                            "uses files of /dev/shm, which are no part of an image",
                            "keep them until the restore: a reboot or another machine has none"};
 constexpr Kind kOtherUser{"other-user", Severity::kRed,
-                          "runs as another user, whose limits CRIU may not read",
+                          "runs as another user or group, so that CRIU may not read its limits",
                           "give stasis CAP_SYS_RESOURCE, or run it as that user"};
 constexpr Kind kTracer{"tracer", Severity::kRed, "is being traced, which CRIU cannot do then",
                        "detach the debugger, or wait until the other tool has ended"};
@@ -338,6 +338,24 @@ bool may_read_limits(const proc::ProcFs& procfs) {
   return !capabilities || (*capabilities >> CAP_SYS_RESOURCE & 1) != 0;
 }
 
+// The first of its users and groups that is not ours: check_prlimit_permission() of kernel/sys.c
+// compares real, effective and saved ones.
+std::string other_owner(Pid pid) {
+  const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/status", pid.value));
+  std::istringstream lines(text.value_or(""));
+  for (std::string line; std::getline(lines, line);) {
+    const bool is_user = line.starts_with("Uid:\t");
+    if (!is_user && !line.starts_with("Gid:\t")) continue;
+    std::istringstream numbers(line.substr(5));
+    for (int kind = 0; kind < 3; ++kind) {
+      unsigned number = 0;
+      if ((numbers >> number) && number != (is_user ? ::getuid() : ::getgid()))
+        return fmt::format("{} {}", is_user ? "user" : "group", number);
+    }
+  }
+  return {};
+}
+
 class Search {
  public:
   Search(const proc::ProcFs& procfs, const std::vector<TreeMember>& members,
@@ -415,6 +433,7 @@ class Search {
         [&] {
           doctor::probe_timers(processes_, signs_);
           doctor::probe_socket_names(facts_, processes_, signs_);
+          doctor::probe_socket_states(facts_, processes_, signs_);
           doctor::probe_folder_watches(processes_, signs_);
           doctor::probe_semaphores(facts_, processes_, signs_);
           doctor::probe_terminals(facts_, processes_, options_, signs_);
@@ -433,7 +452,6 @@ class Search {
   }
 
   void probe_program(Pid pid) {
-          doctor::probe_socket_states(facts_, processes_, signs_);
     std::array<char, 16> name{};
     const std::string link = fmt::format("/proc/{}/exe", pid.value);
     const ssize_t size = ::readlink(link.c_str(), name.data(), name.size());
@@ -443,9 +461,8 @@ class Search {
   }
 
   void probe_user(Pid pid) {
-    const auto details = procfs_.details(pid);
-    if (details && details->uid != ::geteuid() && !may_read_limits(procfs_))
-      signs_.add(pid, kOtherUser, fmt::format("user {}", details->uid));
+    if (const std::string other = other_owner(pid); !other.empty() && !may_read_limits(procfs_))
+      signs_.add(pid, kOtherUser, other);
   }
 
   void probe_files(Pid pid) {

@@ -471,7 +471,10 @@ def case_long_path():
 def case_many_groups(): os.setgroups(range(4 * 10**9, 4 * 10**9 + 500))
 def case_other_user():
     if int(open("/proc/self/status").read().split("CapEff:")[1].split()[0], 16) >> 24 & 1: raise OSError("CAP_SYS_RESOURCE")
-    os.setgroups([]); os.setgid(65534); os.setuid(65534); libc.prctl(4, 1, 0, 0, 0)'
+    os.setgroups([]); os.setgid(65534); os.setuid(65534); libc.prctl(4, 1, 0, 0, 0)
+def case_other_group():
+    if int(open("/proc/self/status").read().split("CapEff:")[1].split()[0], 16) >> 24 & 1: raise OSError("CAP_SYS_RESOURCE")
+    os.setresgid(11, 12, 13); libc.prctl(4, 1, 0, 0, 0)'
   capture stasis doctor "$TARGET" --no-trial --json
   ((status == 1))
   each_is_red <<'END'
@@ -499,6 +502,7 @@ covered|covered-file|overmounted mounts
 hidden|covered-file|overmounted mounts
 terminal|terminal|without correspond master
 other_user|other-user|Can't get rlimit
+other_group|other-user|Can't get rlimit
 END
   assert_equal "$(lights zombie-leader)" red
   if criu_dumps zombie; then return 1; fi
@@ -515,11 +519,6 @@ END
   unharmed
 }
 
-@test "red: what CRIU dumps without a word and a restore would take from the program" {
-  start_cases 'def thread(act):
-    import threading
-    done = threading.Event()
-    def run():
 @test "red: sockets in a state in which CRIU dumps none of their kind" {
   start_cases 'def netlink(bound, *groups):
     s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
@@ -573,6 +572,11 @@ unused = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)'
   target_goes_on
 }
 
+@test "red: what CRIU dumps without a word and a restore would take from the program" {
+  start_cases 'def thread(act):
+    import threading
+    done = threading.Event()
+    def run():
         try: act()
         except OSError as e: failed.append(e)
         done.set(); time.sleep(300)
@@ -589,15 +593,15 @@ def case_directory(): thread(lambda: unshare(0x200))
 def case_deadline():
     import struct
     thread(lambda: called(314, 0, struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 3 * 10**7, 10**8), 0))
-def case_sealed():
-    called(462, 0, 0, 0)
-    called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)
-def case_provided():
 def case_numbers(): unshare(0x20000000)
 def case_numbers_gone():
     unshare(0x20000000)
     if os.fork() == 0: os._exit(0)
     os.wait()
+def case_sealed():
+    called(462, 0, 0, 0)
+    called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)
+def case_provided():
     import fcntl, struct
     called(462, 0, 0, 0)
     fd = libc.syscall(323, 0)
@@ -626,12 +630,12 @@ mounts|thread-namespace|mnt of thread
 files|thread-files|thread
 directory|thread-directory|thread
 deadline|scheduler|SCHED_DEADLINE (thread
+numbers|namespace|unshare --pid
+numbers_gone|namespace|unshare --pid
 sealed|sealed-memory|has sealed memory
 provided|provided-memory|userfaultfd
 END
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
-numbers|namespace|unshare --pid
-numbers_gone|namespace|unshare --pid
   assert_contains "$err" "uts of thread"
   assert_contains "$err" "descriptors of their own"
   unharmed
