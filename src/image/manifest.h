@@ -77,8 +77,9 @@ struct FileStateRecord {
   std::uint32_t poll_microseconds = 0;  // an epoll: EPIOCSPARAMS
   std::uint32_t poll_budget = 0;
   bool poll_prefer = false;
-  bool signals = false;            // O_ASYNC, which has to be set by the process
-  std::uint32_t owner_thread = 0;  // that it signals (F_OWNER_TID); 0: none
+  std::string locked_settings = {};  // a terminal: proc::FileState's, two digits for each byte
+  bool signals = false;              // O_ASYNC, which has to be set by the process
+  std::uint32_t owner_thread = 0;    // that it signals (F_OWNER_TID); 0: none
   bool operator==(const FileStateRecord&) const = default;
 };
 

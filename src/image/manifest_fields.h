@@ -119,11 +119,18 @@ void fields(auto& io, Described<TimerRecord> auto& timer) {
 
 void fields(auto& io, Described<FileStateRecord> auto& file) {
   constexpr std::uint64_t kMostBudget = 0xffff;
+  constexpr std::size_t kSettingsDigits = 72;  // of struct termios, which has 36 bytes
   io("fd", file.descriptor);
   io.optional("exclusive", file.exclusive);
   io.optional("poll_microseconds", file.poll_microseconds);
   io.optional("poll_budget", file.poll_budget, Within{0, kMostBudget});
   io.optional("poll_prefer", file.poll_prefer);
+  io.optional("locked_settings", file.locked_settings, Items{0, kSettingsDigits});
+  const std::string_view settings = file.locked_settings;
+  io.check(settings.empty() ||
+               (settings.size() == kSettingsDigits &&
+                settings.find_first_not_of("0123456789abcdef") == std::string_view::npos),
+           "locked_settings", "holds what is no terminal's");
   io.optional("signals", file.signals);
   io.optional("owner_thread", file.owner_thread);
 }

@@ -323,7 +323,10 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
   state.autogroup_nice = -7;
   state.timers = {{5, 0, 3, 1'000'000, 7'000'000'000, 0, 1'795'680'855'000'000},
                   {6, 1, 0, 0, 20'000'000, 12, 104'000'000'000}};
-  state.files = {{7, true}, {8, false, 50, 16, true}, {9, false, 0, 0, false, true, 102}};
+  state.files = {{7, true},
+                 {8, false, 50, 16, true},
+                 {9, false, 0, 0, false, "", true, 102},
+                 {10, true, 0, 0, false, std::string(72, 'a')}};
   manifest.processes[0].kernel_state = state;
   manifest.processes[1].kernel_state.emplace();
   const auto back = parse_manifest(serialize_manifest(manifest));
@@ -345,9 +348,12 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
     EXPECT_EQ(with([&](Json& j) { j["timers"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   }
   for (const char* key : {"fd", "exclusive", "poll_microseconds", "poll_budget", "poll_prefer",
-                          "signals", "owner_thread"})
+                          "locked_settings", "signals", "owner_thread"})
     EXPECT_EQ(with([&](Json& j) { j["files"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   EXPECT_EQ(with([](Json& j) { j["files"][0]["poll_budget"] = 65536; }), ErrorCode::kImageCorrupt);
+  for (const std::string& text : {std::string(72, 'x'), std::string(70, '0')})
+    EXPECT_EQ(with([&](Json& j) { j["files"][0]["locked_settings"] = text; }),
+              ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["threads"][1]["tid"] = 100; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["threads"][0]["memory_policy"] = std::string(4097, 'x'); }),
             ErrorCode::kImageCorrupt);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <ctime>
 #include <map>
@@ -104,8 +105,11 @@ std::vector<FileStateRecord> read_files(Pid pid) {
   std::vector<FileStateRecord> records;
   for (const proc::FileState& file : proc::file_states(pid)) {
     if (records.size() == manifest_format::kMaxFileStates) break;
+    std::string settings;
+    for (const char c : file.locked_settings)
+      settings += fmt::format("{:02x}", static_cast<unsigned char>(c));
     records.push_back({file.descriptor, file.exclusive, file.polling.microseconds,
-                       file.polling.budget, file.polling.prefer, file.signals,
+                       file.polling.budget, file.polling.prefer, std::move(settings), file.signals,
                        own_number_of(file.owner_thread)});
   }
   return records;
@@ -117,6 +121,12 @@ Result<void> set_file(Pid pid, const Pidfd& process, const FileStateRecord& reco
   state.exclusive = record.exclusive;
   state.polling = {record.poll_microseconds, static_cast<std::uint16_t>(record.poll_budget),
                    record.poll_prefer};
+  const std::string& digits = record.locked_settings;
+  for (std::size_t i = 0; i + 1 < digits.size(); i += 2) {
+    unsigned byte = 0;
+    std::from_chars(digits.data() + i, digits.data() + i + 2, byte, 16);
+    state.locked_settings += static_cast<char>(byte);
+  }
   return proc::set_file_state(pid, process, state);
 }
 

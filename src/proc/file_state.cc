@@ -6,6 +6,8 @@
 #include <sys/sysmacros.h>
 #include <termios.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include <fmt/format.h>
@@ -43,6 +45,34 @@ bool may_signal(Pid pid, const OpenFile& file) {
   return status && (S_ISFIFO(status->st_mode) || is_terminal(*status));
 }
 
+// struct termios of asm-generic/termbits.h, which the C library's own is not.
+constexpr std::size_t kKernelTermios = 36;
+using TerminalSettings = std::array<char, 64>;
+
+std::string settings_if_locked(const UniqueFd& terminal) {
+  TerminalSettings locks{};
+  TerminalSettings settings{};
+  const auto is_set = [](char byte) { return byte != 0; };
+  if (::ioctl(terminal.get(), TIOCGLCKTRMIOS, locks.data()) != 0 ||
+      std::none_of(locks.begin(), locks.end(), is_set) ||
+      ::ioctl(terminal.get(), TCGETS, settings.data()) != 0)
+    return {};
+  return {settings.data(), kKernelTermios};
+}
+
+// CRIU locks first, and then sets what the lock keeps it from setting (do_restore_tty_parms()).
+bool set_despite_lock(const UniqueFd& terminal, const std::string& wanted) {
+  TerminalSettings locks{};
+  const TerminalSettings none{};
+  TerminalSettings settings{};
+  wanted.copy(settings.data(), kKernelTermios);
+  const int fd = terminal.get();
+  return ::ioctl(fd, TIOCGLCKTRMIOS, locks.data()) == 0 &&
+         ::ioctl(fd, TIOCSLCKTRMIOS, none.data()) == 0 &&
+         ::ioctl(fd, TCSETS, settings.data()) == 0 &&
+         ::ioctl(fd, TIOCSLCKTRMIOS, locks.data()) == 0;
+}
+
 Tid owner_thread(const UniqueFd& copy) {
   f_owner_ex owner{};
   const bool is_thread =
@@ -71,6 +101,7 @@ std::vector<FileState> file_states(Pid pid) {
       state.polling = {polling.microseconds, polling.budget, polling.prefer != 0};
     } else if (file.path.starts_with('/') && ::ioctl(copy->get(), TIOCGEXCL, &exclusive) == 0) {
       state.exclusive = exclusive != 0;
+      state.locked_settings = settings_if_locked(*copy);
     }
     const int flags = ::fcntl(copy->get(), F_GETFL);
     state.signals = flags >= 0 && (flags & O_ASYNC) != 0;
@@ -100,12 +131,15 @@ std::vector<int> watched_folders(Pid pid) {
 }
 
 Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state) {
-  if (!state.exclusive && state.polling == EpollPolling{}) return {};
+  const bool is_locked = !state.locked_settings.empty();
+  if (!state.exclusive && !is_locked && state.polling == EpollPolling{}) return {};
   STASIS_TRY_ASSIGN(auto copy, take_descriptor(pid, process, state.descriptor));
   const PollParameters polling{state.polling.microseconds, state.polling.budget,
                                static_cast<std::uint8_t>(state.polling.prefer ? 1 : 0), 0};
-  const bool done = state.exclusive ? ::ioctl(copy.get(), TIOCEXCL) == 0
-                                    : ::ioctl(copy.get(), kSetParameters, &polling) == 0;
+  bool done = true;
+  if (state.polling != EpollPolling{}) done = ::ioctl(copy.get(), kSetParameters, &polling) == 0;
+  if (is_locked) done = set_despite_lock(copy, state.locked_settings);
+  if (state.exclusive) done = ::ioctl(copy.get(), TIOCEXCL) == 0 && done;
   if (done) return {};
   return fail(errno_error(
       fmt::format("cannot set descriptor {} of process {}", state.descriptor, pid.value), errno));

@@ -1,10 +1,11 @@
-// What an open file is set to and CRIU 4.2.1 does not restore: a terminal's exclusive mode, how an
-// epoll polls network devices, and whom a file signals.
+// What an open file is set to and CRIU 4.2.1 does not restore: a terminal's exclusive mode and what
+// of its settings is locked, how an epoll polls network devices, and whom a file signals.
 //
 // Stateless; thread-safe. The files are looked at through copies of the descriptors (pidfd_getfd).
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/fd.h"
@@ -25,6 +26,8 @@ struct FileState {
   int descriptor = -1;
   bool exclusive = false;  // TIOCEXCL
   EpollPolling polling;
+  // A terminal's settings, as TCGETS has them, if any of them is locked (TIOCSLCKTRMIOS).
+  std::string locked_settings;
   bool signals = false;  // O_ASYNC
   Tid owner_thread;      // F_OWNER_TID of F_SETOWN_EX; 0: no thread
   bool operator==(const FileState&) const = default;
@@ -38,7 +41,7 @@ std::vector<FileState> file_states(Pid pid);
 // an owner to signal, and not what of.
 std::vector<int> watched_folders(Pid pid);
 
-// Sets the first two through a copy of the descriptor. kIo if the kernel refuses.
+// Sets a terminal and an epoll through a copy of the descriptor. kIo if the kernel refuses.
 Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state);
 
 }  // namespace stasis::proc

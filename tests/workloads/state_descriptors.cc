@@ -142,6 +142,26 @@ void add_terminal(Probe& probe) {
         });
   };
   add("exclusive use of a terminal (TIOCEXCL)", slave);
+  const int locked = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  probe.add(
+      kDescriptorsSubject, "settings of a terminal that are locked (TIOCSLCKTRMIOS)",
+      [=]() -> Problem {
+        termios settings{};
+        if (tcgetattr(locked, &settings) != 0) return because("tcgetattr");
+        settings.c_lflag &= ~static_cast<tcflag_t>(ECHO);
+        if (tcsetattr(locked, TCSANOW, &settings) != 0) return because("tcsetattr");
+        termios locks{};
+        locks.c_lflag = ECHO;
+        return answer(ioctl(locked, TIOCSLCKTRMIOS, &locks), "TIOCSLCKTRMIOS");
+      },
+      [=] {
+        termios settings{};
+        termios locks{};
+        if (tcgetattr(locked, &settings) != 0 || ioctl(locked, TIOCGLCKTRMIOS, &locks) != 0)
+          return because("TIOCGLCKTRMIOS");
+        return std::string((settings.c_lflag & ECHO) != 0 ? "echo" : "no echo") +
+               ((locks.c_lflag & ECHO) != 0 ? ", locked" : ", not locked");
+      });
 }
 
 // linux/eventpoll.h, since Linux 6.9
