@@ -97,6 +97,9 @@ class AgentClient {
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
                                                  std::chrono::milliseconds timeout = kPeerEnds);
 
+  // Whether a program that is no tool holds the lock of its page, which no wait ends.
+  static bool is_held_by_no_tool(Pid pid);
+
   // What the agent in a process says of itself, for a tool that only probes: without the lock, and
   // without a wait for a peer. Nothing if there is no agent. kNotPermitted.
   static Result<std::optional<ProbedAgent>> probe(Pid pid);

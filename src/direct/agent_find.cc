@@ -15,25 +15,53 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "direct/agent_client.h"
 #include "direct/read_once.h"
 #include "proc/address_space.h"
+#include "proc/lock_holder.h"
 #include "proc/procfs.h"
 #include "proc/served_files.h"
 
 namespace stasis::direct {
 namespace {
 
+// A tool that is at its end, or its mover, needs the whole timeout at most; any other program that
+// has the lock is not waited for. The agent itself has it for microseconds.
+constexpr std::chrono::milliseconds kNoTool{1000};
+
 bool lock_file(const UniqueFd& file, std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto start = Clock::now();
+  bool asked = false;
   while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (Clock::now() >= deadline) return false;
+    const auto waited = Clock::now() - start;
+    if (waited >= timeout) return false;
+    if (waited >= kNoTool && !std::exchange(asked, true) && proc::lock_holder_that_is_no_tool(file))
+      return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
+}
+
+Error has_another_peer(Pid pid, const UniqueFd& file) {
+  if (const auto other = proc::lock_holder_that_is_no_tool(file)) {
+    return {
+        ErrorCode::kBusy,
+        fmt::format("process {} ({}), which is no stasis, holds a lock on the page of the agent "
+                    "in process {}, by which one tool keeps others from it",
+                    other->pid.value, other->comm, pid.value),
+        fmt::format("end it (`kill {}`), or have it give the lock up", other->pid.value)};
+  }
+  const auto holder = proc::lock_holder(file);
+  return {ErrorCode::kBusy,
+          fmt::format(
+              "the agent in process {} has another peer, {}", pid.value,
+              holder ? fmt::format("process {}", holder->value) : "which cannot be seen from here"),
+          holder ? "wait for the other operation to end"
+                 : "wait for the other operation to end; it may be in another container"};
 }
 
 // The memory that is set aside for a failed allocation serves this as well: without its page a
@@ -269,6 +297,11 @@ Result<std::optional<ProbedAgent>> AgentClient::probe(Pid pid) {
   return now ? std::optional(now->agent) : std::optional<ProbedAgent>();
 }
 
+bool AgentClient::is_held_by_no_tool(Pid pid) {
+  const auto seen = see(pid, O_RDONLY);
+  return seen && *seen && proc::lock_holder_that_is_no_tool((*seen)->file).has_value();
+}
+
 void AgentClient::note_hold(Pid pid, const Pidfd& pidfd) {
   const auto seen = see(pid, O_RDWR);
   // Or it is another process's, which has got the number.
@@ -329,9 +362,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
            "its GPU memory, if it has any, is the driver's to move: leave --path direct out"}));
     }
     if (!lock_file(client.file_, timeout)) {
-      return fail(ErrorCode::kBusy,
-                  fmt::format("the agent in process {} has another peer", pid.value),
-                  "wait for the other operation to end");
+      return fail(has_another_peer(pid, client.file_));
     }
     if (!pidfd.alive()) return std::optional<AgentClient>();
     client.number_ = client.page_->request.load();

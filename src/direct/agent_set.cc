@@ -1,6 +1,8 @@
 #include "direct/agent_set.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -25,6 +27,32 @@ bool has_ended(const AgentClient& agent) {
   return !agent.pidfd().alive() || proc::ProcFs().has_ended(agent.pid());
 }
 
+// Several steps of one operation look for an agent, and its roll-back does. What has just been
+// waited for to no avail is not waited for again.
+constexpr Seconds kJustNow{30};
+struct Waited {
+  std::mutex mutex;
+  std::map<Pid, Clock::time_point> until;
+};
+Waited& waited() {
+  static Waited all;
+  return all;
+}
+
+bool was_waited_for(Pid pid) {
+  Waited& all = waited();
+  const std::scoped_lock lock(all.mutex);
+  const auto found = all.until.find(pid);
+  return found != all.until.end() && since(found->second) < kJustNow;
+}
+
+void note_waited_for(Pid pid) {
+  Waited& all = waited();
+  const std::scoped_lock lock(all.mutex);
+  std::erase_if(all.until, [](const auto& one) { return since(one.second) >= kJustNow; });
+  all.until[pid] = Clock::now();
+}
+
 }  // namespace
 
 void tell_of_driver(const Environment& env, const std::string& why) {
@@ -40,11 +68,19 @@ void tell_of_driver(const Environment& env, std::vector<const Process*> processe
 Result<std::optional<AgentClient>> find_agent(const Environment& env, const Process& process,
                                               bool may_stop) {
   constexpr std::chrono::milliseconds kPart{100};
-  const auto deadline = Clock::now() + direct::kPeerEnds;
+  constexpr Seconds kNoTool{1};  // so long the agent itself may have it on a busy machine
+  const auto start = Clock::now();
+  const auto deadline = start + (was_waited_for(process.pid()) ? kPart : direct::kPeerEnds);
   for (Waiting waiting(env.progress);; waiting.tell()) {
     auto agent = AgentClient::find(process.pid(), process.pidfd(), kPart);
     if (agent && *agent) (*agent)->heed(&env.interrupt, AgentClient::Heeds::kSecond);
-    if (agent || agent.error().code != ErrorCode::kBusy || Clock::now() > deadline) return agent;
+    if (agent || agent.error().code != ErrorCode::kBusy) return agent;
+    const bool is_over = Clock::now() > deadline ||
+                         (since(start) > kNoTool && AgentClient::is_held_by_no_tool(process.pid()));
+    if (is_over) {
+      note_waited_for(process.pid());
+      return agent;
+    }
     if (!may_stop) continue;
     STASIS_TRY(env.interrupt.check());
   }

@@ -259,16 +259,18 @@ for call in cuda.cuCheckpointProcessRestore, cuda.cuCheckpointProcessUnlock:
   target_verifies
 }
 
-# hold_page: another process is the agent's peer; sets HOLDER.
+# hold_page [NAME]: another process is the agent's peer, by its name a tool if not told otherwise; sets HOLDER.
 hold_page() {
+  rm -f "$BATS_TEST_TMPDIR/holder" # it says "locked" of the one before
   python3 -IS -c 'import fcntl, os, sys, time
+open("/proc/self/comm", "w").write(sys.argv[2])
 for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
     path = f"/proc/{sys.argv[1]}/fd/{fd}"
     if "memfd:stasis-agent" in os.readlink(path):
         page = os.open(path, os.O_RDWR)
         fcntl.flock(page, fcntl.LOCK_EX)
         print("locked", flush=True)
-        time.sleep(600)' "$TARGET" >"$BATS_TEST_TMPDIR/holder" 3>&- &
+        time.sleep(600)' "$TARGET" "${1-stasis}" >"$BATS_TEST_TMPDIR/holder" 3>&- &
   HOLDER=$!
   at_end_kill "$HOLDER"
   wait_until 60 grep -q locked "$BATS_TEST_TMPDIR/holder"
@@ -310,7 +312,11 @@ let_page_go() {
   in_state running
   begun=$(date +%s%N)
   refused 7 busy suspend "$TARGET"
-  took_less_than 22000 # and not twice
+  took_less_than 18000 # and not twice
+  assert_contains "$err" "has another peer, process $HOLDER"
+  begun=$(date +%s%N)
+  refused 7 busy resume "$TARGET"
+  took_less_than 18000
   let_page_go
   # A lock in the way of the driver's own way out is none of the agent's.
   done_by suspend "$TARGET"
@@ -320,6 +326,25 @@ let_page_go() {
   [[ $err != *"stands still"* ]]
   let_page_go
   done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
+@test "a program that is no tool and has the lock of the agent's page is named, and not waited for" {
+  start_agent memory --size 8M
+  local begun verb
+  hold_page impostor
+  for verb in suspend resume "dump --images-dir $image"; do
+    [[ $verb != resume ]] || { let_page_go; done_by suspend "$TARGET"; hold_page impostor; }
+    begun=$(date +%s%N)
+    # shellcheck disable=SC2086 # words
+    refused 7 busy $verb "$TARGET"
+    took_less_than 8000
+    assert_contains "$err" "process $HOLDER (impostor), which is no stasis, holds a lock on the page of the agent in process $TARGET"
+    assert_contains "$err" "end it (\`kill $HOLDER\`)"
+    [[ $verb != resume ]] || { let_page_go; done_by resume "$TARGET"; hold_page impostor; }
+  done
+  let_page_go
   target_goes_on
   target_verifies
 }
