@@ -62,6 +62,19 @@ Error RecordClient::stranger(const std::string& what) const {
                       secret_file_)};
 }
 
+// With the secret shown, nothing but what lies between both can have done it: TCP itself loses and
+// changes no byte.
+Error RecordClient::not_opened(const std::string& what) const {
+  if (!has_shown_secret_) return stranger(what);
+  return {
+      ErrorCode::kNotPermitted,
+      fmt::format("the connection to {} was changed on the way: what comes is not what the part "
+                  "that answers there has sent",
+                  place_),
+      "look for what passes the connection on between the nodes (a proxy, a tunnel, an attacker "
+      "on the network), and start the operation again without it"};
+}
+
 void RecordClient::forget() {
   const std::lock_guard lock(mutex_);
   socket_.reset();
@@ -132,10 +145,12 @@ Result<void> RecordClient::greet(Deadline deadline) {
   STASIS_TRY_ASSIGN(const auto theirs, receive(kGreetingBytes, deadline));
   const auto server = nonce_of(theirs);
   if (!server) return fail(stranger("is no tool of a group, or one of another version"));
+  has_shown_secret_ = false;
   channel_.emplace(key_, Side::kClient, own, *server);
   STASIS_TRY_ASSIGN(const auto header, receive(kHeaderBytes, deadline));
   if (!channel_->begin(header)) return fail(stranger("has another secret"));
   STASIS_TRY_ASSIGN(const auto id, hear(kIdBytes, deadline));
+  has_shown_secret_ = true;
   if (id.size() != kIdBytes) return fail(stranger("sends malformed answers"));
   if (!server_.empty() && server_ != id)
     return fail(no_answer("the part that served is gone, and another one serves there"));
@@ -179,10 +194,10 @@ Result<std::string> RecordClient::receive(std::size_t count, Deadline deadline) 
 Result<std::string> RecordClient::hear(std::size_t limit, Deadline deadline) {
   STASIS_TRY_ASSIGN(const auto length, receive(kLengthBytes, deadline));
   const auto size = SealedChannel::sealed_bytes(length, limit);
-  if (!size) return fail(stranger("sends malformed answers"));
+  if (!size) return fail(not_opened("sends malformed answers"));
   STASIS_TRY_ASSIGN(const auto sealed, receive(*size, deadline));
   if (auto message = channel_->open(sealed)) return std::move(*message);
-  return fail(stranger("has another secret"));
+  return fail(not_opened("has another secret"));
 }
 
 }  // namespace stasis::rendezvous

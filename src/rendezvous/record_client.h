@@ -45,6 +45,8 @@ class RecordClient {
   Result<std::string> hear(std::size_t limit, Deadline deadline);
   Error no_answer(const std::string& why) const;
   Error stranger(const std::string& what) const;
+  // Of what should be a message, and is none that this end could open.
+  Error not_opened(const std::string& what) const;
 
   const std::string place_;
   const std::string secret_file_;
@@ -55,7 +57,8 @@ class RecordClient {
   std::mutex mutex_;  // of these
   UniqueFd socket_;
   std::optional<SealedChannel> channel_;
-  std::string server_;  // the one that was asked first
+  bool has_shown_secret_ = false;  // the other end of this connection
+  std::string server_;             // the one that was asked first
   std::optional<Error> failed_;
   Clock::time_point failed_at_;
 };

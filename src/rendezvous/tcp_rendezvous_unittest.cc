@@ -260,6 +260,38 @@ TEST_F(TcpRendezvousTest, AnotherSecretIsRefusedAtOnceAndSaysWhatToDo) {
   EXPECT_EQ(*two.server->names(), std::vector<std::string>({"part.a"}));
 }
 
+// It lies between two parts that have the same secret.
+TEST_F(TcpRendezvousTest, AMessageThatIsChangedOnTheWayIsNoMatterOfTheSecret) {
+  const auto server = open();
+  ASSERT_TRUE(server->joined());
+  const std::string between = new_address();
+  const auto listeners = listen_at(*resolve(*parse_host_port(between)));
+  std::atomic<bool> changes{false};
+  std::jthread relay([&](const std::stop_token& stop) {
+    pollfd polled{listeners->front().get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&polled, 1, 10'000), 1);
+    const UniqueFd near(::accept4(polled.fd, nullptr, nullptr, SOCK_CLOEXEC));
+    const UniqueFd far = connect();
+    char bytes[4096];
+    for (bool from_server = false; !stop.stop_requested(); from_server = !from_server) {
+      polled.fd = (from_server ? far : near).get();
+      if (::poll(&polled, 1, 5) != 1) continue;
+      const ssize_t got = ::recv(polled.fd, bytes, sizeof bytes, 0);
+      if (got <= 0) return;
+      if (from_server && changes) bytes[got - 1] ^= 1;
+      say(from_server ? near : far, {bytes, static_cast<std::size_t>(got)});
+    }
+  });
+  const auto client = open(between);
+  ASSERT_FALSE(client->serves());
+  EXPECT_TRUE(client->write("part.b", "text"));
+  changes = true;
+  const auto read = client->read("part.b", 10);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().code, ErrorCode::kNotPermitted);
+  EXPECT_THAT(read.error().message, HasSubstr("was changed on the way"));
+}
+
 TEST_F(TcpRendezvousTest, AnotherProgramThatServesThereIsNoPart) {
   const auto listeners = listen_at(*resolve(*parse_host_port(address_)));
   ASSERT_TRUE(listeners);
