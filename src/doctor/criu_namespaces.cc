@@ -28,8 +28,8 @@ constexpr Kind kTimeForChildren{"namespace", Severity::kRed,
                                 "itself"};
 constexpr Kind kNumbersForChildren{
     "namespace", Severity::kRed,
-    "has made a PID namespace for its children (unshare), in which no process of the tree lives, "
-    "and which a restore forgets: its next child would be in that of the tree",
+    "has made a PID namespace for its children (unshare), which a restore forgets: its next child "
+    "would be in that of the tree",
     "start it by `unshare --pid --fork`, so that it lives in it itself, or dump it before that"};
 constexpr Kind kNoInit{"pid-namespace", Severity::kRed,
                        "lives in a container's PID namespace, whose first process is not part of "

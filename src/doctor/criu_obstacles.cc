@@ -791,6 +791,11 @@ class Search {
   Signs signs_;
 };
 
+// What a program comes to read or accept in its next moment, if it is at work.
+bool passes_by_itself(const Obstacle& one) {
+  return one.id == ObstacleId("netlink-socket") || one.id == ObstacleId("unaccepted-connection");
+}
+
 }  // namespace
 
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
@@ -807,15 +812,22 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
   // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
   // is.
   constexpr std::chrono::milliseconds kMoment{30};
-  std::this_thread::sleep_for(kMoment);
-  const auto again = Search(procfs, members, options, simulated, connected, interrupt).run();
-  std::erase_if(found, [&](const Obstacle& one) {
-    return one.severity == Severity::kRed &&
-           std::none_of(again.begin(), again.end(), [&](const Obstacle& other) {
-             return other.id == one.id && other.severity == Severity::kRed;
-           });
-  });
-  return found;
+  constexpr int kMostLooks = 8;
+  for (int looks = 1;; ++looks) {
+    std::this_thread::sleep_for(kMoment);
+    const auto again = Search(procfs, members, options, simulated, connected, interrupt).run();
+    std::erase_if(found, [&](const Obstacle& one) {
+      return one.severity == Severity::kRed &&
+             std::none_of(again.begin(), again.end(), [&](const Obstacle& other) {
+               return other.id == one.id && other.severity == Severity::kRed;
+             });
+    });
+    const bool may_pass = worst(found) == Severity::kRed &&
+                          std::all_of(found.begin(), found.end(), [](const Obstacle& one) {
+                            return one.severity != Severity::kRed || passes_by_itself(one);
+                          });
+    if (!may_pass || looks == kMostLooks || interrupt.requested()) return found;
+  }
 }
 
 }  // namespace stasis

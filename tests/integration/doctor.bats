@@ -558,6 +558,21 @@ END
   unharmed
 }
 
+# Each connection waits for a tenth of a second, and then there is none for another.
+@test "a server that accepts its connections a moment later is not said to leave them" {
+  start_with 'import threading
+s = socket.create_server(("127.0.0.1", 0))
+def serve():
+    while True:
+        c = socket.create_connection(s.getsockname()); time.sleep(.1); s.accept()[0].close(); c.close(); time.sleep(.1)
+threading.Thread(target=serve, daemon=True).start()'
+  local i
+  for i in 1 2 3; do
+    capture stasis doctor "$TARGET" --no-trial --json
+    assert_equal "$(lights unaccepted-connection)" ""
+  done
+}
+
 @test "yellow: a socket for pings, of which a restore loses addresses and identifier" {
   cat /proc/sys/net/ipv4/ping_group_range >"$BATS_TEST_TMPDIR/ping-range"
   echo "0 2147483647" >/proc/sys/net/ipv4/ping_group_range || skip "no sysctl here"
