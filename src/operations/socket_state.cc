@@ -373,7 +373,10 @@ void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
     return;
   }
   const auto kind = proc::socket_kind(socket);
-  if (kind != proc::SocketKind{record.domain, record.type, record.protocol}) {
+  proc::SocketKind wanted_kind{record.domain, record.type, record.protocol};
+  // CRIU makes each netlink socket a SOCK_RAW, which is the same to the kernel.
+  if (kind && kind->domain == AF_NETLINK) wanted_kind.type = kind->type;
+  if (kind != wanted_kind) {
     lost.add(record.pid, record.descriptor, "the socket's options: it is another kind of file");
     return;
   }

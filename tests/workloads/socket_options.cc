@@ -90,6 +90,7 @@ SocketOptions::SocketOptions() {
   add("unix-datagram", AF_UNIX, SOCK_DGRAM);
   add("unix-stream", AF_UNIX, SOCK_STREAM);
   add("netlink", AF_NETLINK, SOCK_RAW);
+  add("netlink-datagram", AF_NETLINK, SOCK_DGRAM);
   add("packet", AF_PACKET, SOCK_RAW);
   add_listener();
   for (std::size_t i = 0; i < sockets_.size(); ++i)

@@ -25,6 +25,7 @@ constexpr std::array kSocketKinds = {
     SocketKind{"unix-datagram", "options of datagrams between processes (AF_UNIX)"},
     SocketKind{"unix-stream", "options of streams between processes (AF_UNIX)"},
     SocketKind{"netlink", "options of netlink"},
+    SocketKind{"netlink-datagram", "options of netlink by SOCK_DGRAM"},
     SocketKind{"packet", "options of packets (AF_PACKET)"},
 };
 
