@@ -226,8 +226,8 @@ constexpr Kind kReserved{"reserved-memory", Severity::kYellow, "has much address
 constexpr std::uint64_t kMuchReserved = 256ULL << 30;
 
 // Character devices that CRIU 4.2 dumps (its files.c and tty.c; numbers of the kernel's
-// admin-guide/devices.txt): memory, terminals but serial ports of the 4:64 kind, autofs; a tun in a
-// network namespace of its own.
+// admin-guide/devices.txt): memory, terminals but serial ports of the 4:64 kind and /dev/tty0,
+// which is the console that is shown; autofs; a tun in a network namespace of its own.
 bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
   constexpr unsigned kMemory = 1;
   constexpr unsigned kTty = 4;
@@ -239,12 +239,13 @@ bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
   constexpr unsigned kLowDenseSerial = 204;
   switch (major) {
     case kMemory:
-    case kTtyAux:
     case kUsbSerial:
     case kLowDenseSerial:
       return true;
+    case kTtyAux:
+      return minor <= 2;  // /dev/tty, /dev/console, /dev/ptmx
     case kTty:
-      return minor < 64;
+      return minor >= 1 && minor < 64;
     case kMisc:
       return minor == 235 || (minor == 200 && has_own_network);
     default:
@@ -791,12 +792,11 @@ class Search {
   Signs signs_;
 };
 
-// What a program comes to read or accept in its next moment, if it is at work.
-bool passes_by_itself(const Obstacle& one) {
-  return one.id == ObstacleId("netlink-socket") || one.id == ObstacleId("unaccepted-connection");
-}
-
 }  // namespace
+
+bool passes_by_itself(const Obstacle& one) {
+  return one.id == ObstacleId("unread-netlink") || one.id == ObstacleId("unaccepted-connection");
+}
 
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       const std::vector<TreeMember>& members,

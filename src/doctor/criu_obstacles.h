@@ -28,6 +28,9 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                                       std::span<const std::string> connected,
                                       const Interrupt& interrupt);
 
+// Whether a program that is at work comes by itself to what ends it, in its next moment.
+bool passes_by_itself(const Obstacle& one);
+
 // Of these only what `files` finds, for a tree that stands still: one or none.
 std::vector<Obstacle> find_held_files(const proc::ProcFs& procfs,
                                       const std::vector<proc::ProcessInfo>& processes,

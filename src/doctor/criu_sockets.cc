@@ -1,4 +1,5 @@
 // Sockets in a state that CRIU 4.2.1 does not dump, or loses, of kinds that it dumps.
+#include <arpa/inet.h>
 #include <linux/netlink.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -28,7 +29,7 @@ constexpr Kind kNoNumber{"netlink-socket", Severity::kRed,
                          "has netlink sockets that joined groups without being bound, which CRIU "
                          "cannot dump",
                          "bind() them before they join, or close them before the dump"};
-constexpr Kind kUnreadNetlink{"netlink-socket", Severity::kRed,
+constexpr Kind kUnreadNetlink{"unread-netlink", Severity::kRed,
                               "has netlink sockets with messages not yet read, which CRIU cannot "
                               "dump",
                               "dump once more when it has read them, or close the sockets"};
@@ -41,6 +42,10 @@ constexpr Kind kPing{
     "has sockets for echo requests (ping, SOCK_DGRAM of ICMP), which lose their "
     "address, their peer and the identifier that answers come back by at a restore",
     "let the program open a new one for each ping, or bind and connect it again"};
+constexpr Kind kRaw{"raw-socket", Severity::kYellow,
+                    "has raw sockets that are bound or connected, which a restore forgets: they "
+                    "then get what comes for all addresses, and send from any",
+                    "let the program bind and connect them again, or pass over what is not for it"};
 
 // Of groups, a bit for each; empty if it has never been in one.
 std::vector<std::uint32_t> netlink_groups(const UniqueFd& socket) {
@@ -78,17 +83,36 @@ void probe_listener(Pid pid, int descriptor, const UniqueFd& socket, Signs& out)
     out.add(pid, kUnaccepted, fmt::format("{} by descriptor {}", info.tcpi_unacked, descriptor));
 }
 
-// One that is neither bound nor connected, and has sent nothing, has no identifier yet.
-void probe_ping(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+struct OwnName {
+  std::string address;  // empty for "any"
+  in_port_t number = 0;
+};
+
+OwnName own_name(const UniqueFd& socket) {
   sockaddr_storage own{};
   socklen_t size = sizeof own;
-  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) return;
-  const in_port_t identifier = own.ss_family == AF_INET6
-                                   ? reinterpret_cast<const sockaddr_in6*>(&own)->sin6_port
-                                   : reinterpret_cast<const sockaddr_in*>(&own)->sin_port;
-  if (identifier != 0)
-    out.add(pid, kPing,
-            fmt::format("identifier {} (descriptor {})", ntohs(identifier), descriptor));
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) return {};
+  const auto* const four = reinterpret_cast<const sockaddr_in*>(&own);
+  const auto* const six = reinterpret_cast<const sockaddr_in6*>(&own);
+  const bool is_six = own.ss_family == AF_INET6;
+  const bool is_any =
+      is_six ? IN6_IS_ADDR_UNSPECIFIED(&six->sin6_addr) != 0 : four->sin_addr.s_addr == INADDR_ANY;
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  const void* const address = is_six ? static_cast<const void*>(&six->sin6_addr) : &four->sin_addr;
+  if (!is_any) (void)::inet_ntop(own.ss_family, address, text.data(), text.size());
+  return {text.data(), ntohs(is_six ? six->sin6_port : four->sin_port)};
+}
+
+// One that is neither bound nor connected, and has sent nothing, has no identifier yet.
+void probe_ping(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  if (const OwnName own = own_name(socket); own.number != 0)
+    out.add(pid, kPing, fmt::format("identifier {} (descriptor {})", own.number, descriptor));
+}
+
+// To be connected gives it an address of its own, too.
+void probe_raw(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  if (const OwnName own = own_name(socket); !own.address.empty())
+    out.add(pid, kRaw, fmt::format("{} (descriptor {})", own.address, descriptor));
 }
 
 void probe_one(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
@@ -100,6 +124,7 @@ void probe_one(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
   if (is_inet && kind->type == SOCK_DGRAM &&
       (kind->protocol == IPPROTO_ICMP || kind->protocol == IPPROTO_ICMPV6))
     probe_ping(pid, descriptor, socket, out);
+  if (is_inet && kind->type == SOCK_RAW) probe_raw(pid, descriptor, socket, out);
 }
 
 }  // namespace

@@ -125,6 +125,10 @@ Result<void> refuse_undumpable(const Environment& env, const std::vector<TreeMem
   if (may_ignore)
     error.remedy +=
         fmt::format("; to let CRIU try all the same: {}", option_of(Override::kIgnoreUndumpable));
+  if (std::all_of(obstacles.begin(), obstacles.end(), passes_by_itself)) {
+    error.code = ErrorCode::kBusy;
+    error.retry = Retry::kSame;
+  }
   error.obstacles = std::move(obstacles);
   return fail(std::move(error));
 }

@@ -448,6 +448,7 @@ def case_hidden():
     path = mount("hidden", b"tmpfs"); f = open(path + "/x", "w")
     libc.mount(b"t", path.encode(), b"tmpfs", 0, None); print(path, file=open(folder + "/mounts", "a"))
     return f
+def case_shown_console(): os.open("/dev/tty0", os.O_RDWR | os.O_NOCTTY)
 def case_terminal(): os.open(open(folder + "/tty").read(), os.O_RDWR | os.O_NOCTTY)
 def case_zombie():
     def act():
@@ -501,6 +502,7 @@ unmounted|mount|Can't lookup mount
 covered|covered-file|overmounted mounts
 hidden|covered-file|overmounted mounts
 terminal|terminal|without correspond master
+shown_console|device|Can't dump file
 other_user|other-user|Can't get rlimit
 other_group|other-user|Can't get rlimit
 END
@@ -545,7 +547,7 @@ def case_accepted_fine():
   each_is_red <<'END'
 high_group|netlink-socket|more than 32 groups
 not_bound|netlink-socket|bound to groups but not to portid
-unread_netlink|netlink-socket|has data to read
+unread_netlink|unread-netlink|has data to read
 not_accepted|unaccepted-connection|In-flight connection
 END
   local name
@@ -573,17 +575,23 @@ threading.Thread(target=serve, daemon=True).start()'
   done
 }
 
-@test "yellow: a socket for pings, of which a restore loses addresses and identifier" {
+@test "yellow: sockets for pings, and raw ones, of which a restore loses addresses and identifier" {
   cat /proc/sys/net/ipv4/ping_group_range >"$BATS_TEST_TMPDIR/ping-range"
   echo "0 2147483647" >/proc/sys/net/ipv4/ping_group_range || skip "no sysctl here"
   start_with 's = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
 s.bind(("127.0.0.1", 4321)); s.connect(("127.0.0.1", 0))
-unused = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)'
+unused = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, 253); raw.connect(("127.0.0.2", 0))
+raw6 = socket.socket(socket.AF_INET6, socket.SOCK_RAW, 253); raw6.bind(("::1", 0))
+unused_raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, 253)'
   capture stasis doctor "$TARGET" --no-trial --json
   assert_equal "$(lights ping-socket)" yellow
   assert_contains "$(json "[f['what'] for f in d['processes'] if f['id'] == 'ping-socket']")" "restore: identifier 4321 (descriptor 3)'"
+  assert_equal "$(lights raw-socket)" yellow
+  assert_contains "$(json "[f['what'] for f in d['processes'] if f['id'] == 'raw-socket']")" "from any: 127.0.0.1 (descriptor 6), ::1 (descriptor 7)'"
   done_by dump "$TARGET" --images-dir "$image" --leave-running
   assert_contains "$err" "identifier 4321"
+  assert_contains "$err" "raw sockets that are bound or connected"
   target_goes_on
 }
 

@@ -313,7 +313,7 @@ def accept():
     client.sendall(b"here")
 import threading; threading.Thread(target=accept, daemon=True).start()'
   dump_it
-  assert_contains "$err" "just being opened"
+  assert_contains "$err" "has not accepted all that were made"
   assert_contains "$err" "the dump is tried again"
   restore_it
   target_goes_on
@@ -322,6 +322,8 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
 @test "a connection that is never accepted is told, and the program runs on" {
   start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname())'
   refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "has not accepted all that were made, which CRIU cannot dump: 1 by descriptor"
+  refused 7 busy dump "$TARGET" --images-dir "$image" --ignore-undumpable
   assert_contains "$err" "just being opened"
   target_goes_on
   no_image
