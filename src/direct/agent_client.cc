@@ -34,7 +34,8 @@ constexpr std::chrono::milliseconds kAfterSilence{15000};
 bool can_be_left(AgentCommand command) {
   return command == AgentCommand::kNone || command == AgentCommand::kPrepare ||
          command == AgentCommand::kClose || command == AgentCommand::kExport ||
-         command == AgentCommand::kPin || command == AgentCommand::kShares;
+         command == AgentCommand::kPin || command == AgentCommand::kShares ||
+         command == AgentCommand::kAdopt;
 }
 
 }  // namespace

@@ -173,6 +173,13 @@ class AgentClient {
   // Whether the last command was answered: without that the agent may still be at it.
   bool has_answered() const { return page_->reply.load(std::memory_order_acquire) == number_; }
 
+  // The process runs another program: exec has taken the page, and the agent with it.
+  bool has_left() const {
+    if (!pidfd_.alive()) return false;
+    const auto current = space_->check_current();
+    return !current && current.error().code == ErrorCode::kProcessGone;
+  }
+
   // One command and its answer. kNoAnswer after `timeout`, and then others get little of theirs;
   // kProcessGone, also if the process has become another program by exec; kTimeout for
   // CUDA_ERROR_NOT_READY, kOutOfGpuMemory, kNotSupported, else kDriverError with the agent's words.
@@ -229,12 +236,6 @@ class AgentClient {
     std::uint64_t managed_areas = 0;
   };
   void take_figures();
-  // The process runs another program: exec has taken the page, and the agent with it.
-  bool has_left() const {
-    if (!pidfd_.alive()) return false;
-    const auto current = space_->check_current();
-    return !current && current.error().code == ErrorCode::kProcessGone;
-  }
   Result<void> wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline);
 
   struct Seen {

@@ -16,13 +16,12 @@
 #include "direct/agent_lookup.h"
 #include "direct/agent_set.h"
 #include "direct/gate_rank.h"
+#include "operations/exchange.h"
 #include "operations/open.h"
 #include "operations/operations.h"
 #include "operations/quiesce.h"
 #include "operations/refusals.h"
 #include "operations/rollback.h"
-#include "proc/remote_syscall.h"
-#include "proc/stopped_threads.h"
 
 namespace stasis {
 namespace {
@@ -36,12 +35,8 @@ using std::chrono::milliseconds;
 
 // An agent's thread begins to listen when it gets a processor.
 constexpr milliseconds kBegins{10000};
-// How long the program's threads stand still while an agent exchanges memory, until they are let
-// run for a moment: one of them may hold a lock of its allocator that the driver wants.
-constexpr milliseconds kStandsStill{100};
-constexpr milliseconds kRunsOn{2};
-constexpr milliseconds kStopTimeout{5000};
-constexpr std::chrono::microseconds kAnswerPoll{200};
+// How long an agent that has not answered gets to open its gate: it may have been about to answer.
+constexpr milliseconds kAfterSilence{500};
 
 constexpr std::array<const char*, attach::kLeftKinds> kLeftNames{
     "small", "shared-area", "other", "no-room", "address", "failed"};
@@ -89,13 +84,19 @@ class Attaching {
     return fault(FaultPoint::kAttachOpened);
   }
 
-  // After an error: the programs run on.
-  void let_go() {
-    for (AgentClient& agent : agents_)
-      if (agent.pidfd().alive() && agent.state() == AgentState::kClosed)
-        (void)agent.ask(AgentCommand::kOpen, 0, kAtOnce);
+  // After an error: the programs run on, but for these, whose agents do not answer: they let them
+  // run when the driver has answered them.
+  std::vector<Pid> let_go() {
+    std::vector<Pid> standing;
+    for (AgentClient& agent : agents_) {
+      if (agent.has_answered() && agent.state() == AgentState::kRunning) continue;
+      (void)agent.ask(AgentCommand::kOpen, 0, agent.has_answered() ? kAtOnce : kAfterSilence);
+      const bool runs = agent.has_answered() && agent.state() == AgentState::kRunning;
+      if (!runs && agent.pidfd().alive() && !agent.has_left()) standing.push_back(agent.pid());
+    }
     agents_.clear();
-    phases_.runs();
+    if (standing.empty()) phases_.runs();
+    return standing;
   }
   void dismiss() { agents_.clear(); }
   std::vector<AttachedProcess> take_report() { return std::move(report_); }
@@ -272,8 +273,10 @@ class Attaching {
     for (AgentClient& agent : agents_)
       agent.begin(AgentCommand::kAdopt, direct::kLook);
     Result<void> found;
+    const auto deadline = Clock::now() + options_.timeout;
     for (AgentClient& agent : agents_) {
-      auto one = agent.finish(kMapping);
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      auto one = agent.finish_unless(env_.interrupt, std::max(left, milliseconds(1)));
       if (!one && agent.pidfd().alive() && found) found = std::move(one);
     }
     STASIS_TRY(std::move(found));
@@ -281,7 +284,8 @@ class Attaching {
     phases_.begin("exchange");
     STASIS_TRY(drop_ended());
     for (AgentClient& agent : agents_) {
-      auto done = exchange(agent);
+      STASIS_TRY(env_.interrupt.check());
+      auto done = exchange_memory(env_, agent, options_.timeout);
       if (!agent.pidfd().alive()) continue;
       const auto state = attach::read_attach_state(agent.pid());
       if (done && state && *state) note(agent.pid(), **state);
@@ -297,45 +301,6 @@ class Attaching {
     return fail(ErrorCode::kProcessGone,
                 fmt::format("the processes below {} that were to be attached to have ended",
                             tree_.root().value));
-  }
-
-  // An address that is free for a moment may be taken by any thread that maps memory: they stand
-  // still, unless one of them holds what the driver wants.
-  Result<void> exchange(AgentClient& agent) {
-    bool begun = false;
-    auto deadline = Clock::now() + kStopTimeout;
-    const auto is_over = [&] { return !agent.pidfd().alive() || (begun && agent.has_answered()); };
-    auto stood = trace_on_own_thread([&]() -> Result<void> {
-      while (!is_over()) {
-        // A driver that hangs, or an agent that never answers, is not waited for.
-        if (begun && (Clock::now() >= deadline || env_.interrupt.insists())) return {};
-        const auto spared = agents_threads(agent.pid());
-        auto stopped = proc::StoppedThreads::stop(*agent.address_space(), [&](Tid thread) {
-          return std::find(spared.begin(), spared.end(), thread) == spared.end();
-        });
-        if (!stopped && (stopped.error().code != ErrorCode::kBusy || Clock::now() >= deadline))
-          return begun ? Result<void>() : Result<void>(fail(std::move(stopped.error())));
-        if (stopped) {
-          // It has ended, or has no thread but the agent's: then none maps memory.
-          const bool none = stopped->threads().empty();
-          if (!std::exchange(begun, true)) {
-            agent.begin(AgentCommand::kAdopt, direct::kExchange);
-            deadline = Clock::now() + kMapping;
-            fault_only(FaultPoint::kAttachExchanging);
-          }
-          if (none) return {};
-          const auto until = Clock::now() + kStandsStill;
-          while (!is_over() && Clock::now() < until)
-            std::this_thread::sleep_for(kAnswerPoll);
-          stopped->let_go();
-        }
-        if (!is_over()) std::this_thread::sleep_for(kRunsOn);
-      }
-      return {};
-    });
-    if (!begun) return stood;
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    return agent.finish(std::max<milliseconds>(left, kAtOnce));
   }
 
   Error of_failure(Pid pid, Error why, const Result<std::optional<AttachState>>& state) const {
@@ -370,6 +335,24 @@ class Attaching {
   std::vector<AttachedProcess> report_;
 };
 
+// The gate of these is closed, and a call of the driver that has not returned keeps their agent
+// from opening it.
+Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
+  if (standing.empty()) return why;
+  std::string list;
+  for (const Pid pid : standing)
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", pid.value);
+  why.code = ErrorCode::kNotRolledBack;
+  why.message += fmt::format(
+      "; process {} stands still: the agent there waits for a call of the driver", list);
+  why.remedy = fmt::format(
+      "see what the driver waits for: `cat /proc/{}/task/*/wchan`; when it answers, the program "
+      "runs on by itself, and `stasis recover {}` waits for that; if it never does, end the "
+      "program with `kill -9 {}`",
+      standing.front().value, root.value, list.substr(0, list.find(',')));
+  return why;
+}
+
 // What an error of attach_first() says besides: of those that the operation itself would not meet.
 Error with_other_way(Error why) {
   if (why.code != ErrorCode::kNotSupported && why.code != ErrorCode::kTimeout &&
@@ -392,8 +375,8 @@ Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachO
   phases.end();
   if (done) done = verify_states(tree, CudaState::kRunning);
   if (!done) {
-    attaching.let_go();
-    Error why = std::move(done.error());
+    const auto standing = attaching.let_go();
+    Error why = with_standing(std::move(done.error()), root, standing);
     if (is_first) why = with_other_way(std::move(why));
     return fail(roll_back(env, *opened, std::move(why)));
   }

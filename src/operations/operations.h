@@ -112,7 +112,7 @@ Result<Report> resume(const Environment& env, Pid root, const ResumeOptions& opt
 
 struct AttachOptions {
   AttachWay way;
-  std::chrono::milliseconds timeout{10000};  // for the lock
+  std::chrono::milliseconds timeout{10000};  // for the lock, and for each exchange
   bool ignore_obstacles = false;             // as with suspend
 };
 
@@ -137,7 +137,7 @@ struct AttachReport : Report {
 
 // Brings the agent to every CUDA process of the tree that runs without one, and what device memory
 // can be had to the agent, at the same addresses (docs/adr/0053-attach.md). On an error every
-// program runs on, and all memory is where it was; agents that are in already stay, and do nothing.
+// program runs on, but with kNotRolledBack, and agents that are in stay.
 Result<AttachReport> attach_agents(const Environment& env, Pid root, const AttachOptions& options);
 
 // The same before another operation, and tells what has come of it. Nothing where no process of the

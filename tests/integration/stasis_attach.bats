@@ -410,6 +410,50 @@ attach_under_load() {
   attach_under_load 200
 }
 
+# --- A driver that hangs
+
+@test "a driver that hangs while memory is exchanged: within the time, all is said, and recover finishes it" {
+  # The second reservation is the first block's, at its address.
+  STASIS_SIM_FAULTS="reserve:delay=12s@2" start_target graph --size 96M
+  local before
+  SECONDS=0
+  refused 12 not-rolled-back attach "$TARGET" --graphs-are-safe --timeout 1s
+  ((SECONDS < 11))
+  assert_contains "$err" "process $TARGET stands still"
+  assert_contains "$err" "\`stasis recover $TARGET\` waits for that"
+  before=$(target_round)
+  capture stasis ps --json
+  assert_contains "$out" waiting
+  assert_equal "$(target_round)" "$before"
+  done_by recover "$TARGET"
+  target_goes_on
+  nothing_left
+  cycle_by direct
+  target_verifies
+}
+
+@test "a second signal leaves a driver that hangs alone, and a first one waits for an exchange that works" {
+  local signals
+  # The tool is asked once, or a second later once more.
+  for signals in 1 2; do
+    STASIS_SIM_FAULTS="reserve:delay=$((signals * 6 - 2))s@2" start_target graph --size 96M
+    stasis attach "$TARGET" --graphs-are-safe --timeout 60s >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+    local tool=$! status=0
+    wait_until 60 stands_still
+    kill -TERM "$tool"
+    SECONDS=0
+    ((signals == 1)) || { sleep 1.2 && kill -TERM "$tool"; }
+    wait "$tool" || status=$?
+    ((SECONDS < 8))
+    assert_equal "$status" "$( ((signals == 1)) && echo 143 || echo 12)" "$(<"$BATS_TEST_TMPDIR/said")"
+    ((signals == 1)) || done_by recover --all
+    target_goes_on
+    cycle_by direct
+    target_verifies
+    nothing_left
+  done
+}
+
 # --- Addresses and room
 
 @test "a block whose address cannot be had goes back to the driver there, with its content" {
