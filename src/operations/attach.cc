@@ -89,6 +89,7 @@ class Attaching {
   std::vector<Pid> let_go() {
     std::vector<Pid> standing;
     for (AgentClient& agent : agents_) {
+      if (!agent.pidfd().alive() || agent.has_left()) continue;
       if (agent.has_answered() && agent.state() == AgentState::kRunning) continue;
       (void)agent.ask(AgentCommand::kOpen, 0, agent.has_answered() ? kAtOnce : kAfterSilence);
       const bool runs = agent.has_answered() && agent.state() == AgentState::kRunning;
@@ -353,6 +354,12 @@ Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
   return why;
 }
 
+// What an agent says that has refused is written for verbs that can be told to go without it.
+Error with_our_remedy(Error why) {
+  if (why.remedy.find("--path direct") != std::string::npos) why.remedy = kLeaveIt;
+  return why;
+}
+
 // What an error of attach_first() says besides: of those that the operation itself would not meet.
 Error with_other_way(Error why) {
   if (why.code != ErrorCode::kNotSupported && why.code != ErrorCode::kTimeout &&
@@ -376,7 +383,7 @@ Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachO
   if (done) done = verify_states(tree, CudaState::kRunning);
   if (!done) {
     const auto standing = attaching.let_go();
-    Error why = with_standing(std::move(done.error()), root, standing);
+    Error why = with_standing(with_our_remedy(std::move(done.error())), root, standing);
     if (is_first) why = with_other_way(std::move(why));
     return fail(roll_back(env, *opened, std::move(why)));
   }

@@ -36,6 +36,12 @@ class Exchanging {
   Result<void> run() {
     auto stood = trace_on_own_thread([&] { return keep_still(); });
     if (!begun_) return stood;
+    if (!agent_.has_answered() && agent_.has_left()) {
+      return fail(ErrorCode::kProcessGone,
+                  fmt::format("process {} has become another program (exec), and what it had on "
+                              "the GPU has gone",
+                              agent_.pid().value));
+    }
     auto answered = agent_.finish(kAnswers);
     if (!answered && (agent_.has_answered() || cut_short_)) return answered;
     return std::move(cut_short_);
@@ -52,6 +58,8 @@ class Exchanging {
       });
       if (!stopped && (stopped.error().code != ErrorCode::kBusy || (!begun_ && is_late())))
         return fail(std::move(stopped.error()));
+      // Another program's threads, which nothing of this is about.
+      if (agent_.has_left()) return {};
       if (stopped) {
         // It has ended, or has no thread but the agent's: then none maps memory.
         const bool none = stopped->threads().empty();

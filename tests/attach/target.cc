@@ -14,6 +14,9 @@
 //   refusing    like idle, under one that ends the program for clone(2)
 //   cuda-refusing [FILE]  the same with CUDA, and with memory shared by that file
 //   cuda-without CALL  the same under one that ends the program for the system call of that number
+//   cuda-errno CALL  the same under one that answers EPERM to it
+//   cuda-sqpoll  with CUDA, and with a thread of the kernel's own (io_uring)
+//   cuda-stackless  with CUDA, and with a thread whose stack pointer is 0
 //   cuda-worker CALL  the same of one thread alone, which calls the driver all the time
 //   cuda-vfork  with CUDA; its first thread waits for a child of vfork(2) that does not come back
 //   private     like idle, but no other may look into it (PR_SET_DUMPABLE)
@@ -21,11 +24,13 @@
 //   vfork       like idle, while its first thread waits for a child of vfork(2) again and again
 //   exec        becomes this program anew, every few milliseconds
 //   become PATH like idle; becomes that program when it is asked to end
+//   cuda-become PATH  the same with CUDA and a block of memory
 //   leaderless  like idle, but its first thread has ended
 //   unload LIBRARY  like idle; has loaded that library, and unloads it on SIGUSR1
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/io_uring.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -36,6 +41,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -227,17 +233,39 @@ void load(const Cuda* cuda, unsigned number) {
   }
 }
 
-void filter(bool kills, unsigned call = SYS_clone, unsigned whose = SECCOMP_FILTER_FLAG_TSYNC) {
+void set_filter(unsigned answer, unsigned call, unsigned whose = SECCOMP_FILTER_FLAG_TSYNC) {
   const sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, kills ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, answer),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog all{static_cast<unsigned short>(std::size(program)),
                        const_cast<sock_filter*>(program)};
   RIGHT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
   RIGHT(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, whose, &all) == 0);
+}
+
+void filter(bool kills, unsigned call = SYS_clone, unsigned whose = SECCOMP_FILTER_FLAG_TSYNC) {
+  set_filter(kills ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW, call, whose);
+}
+
+void poll_in_kernel() {
+  io_uring_params parameters{};
+  parameters.flags = IORING_SETUP_SQPOLL;
+  parameters.sq_thread_idle = 60000;
+  if (::syscall(SYS_io_uring_setup, 8, &parameters) < 0) std::printf("no io_uring\n");
+}
+
+void spin_without_stack() {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  __asm__ volatile(
+      "xor %%esp, %%esp\n"
+      "1: pause\n"
+      "jmp 1b" ::
+          : "memory");
 }
 
 void work_under_filter(const Cuda& cuda, unsigned call) {
@@ -389,6 +417,15 @@ int main(int argc, char** argv) {
   } else {
     idle();
   }
+  if (mode == "cuda-become") {
+    RIGHT(cuda.load() && argc > 2);
+    make_block(cuda);
+    say();
+    while (!g_end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ::execl(argv[2], argv[2], "60", nullptr);
+    return 1;
+  }
   if (mode == "cuda-refusing") {
     RIGHT(cuda.load());
     if (argc > 2) share(argv[2]);
@@ -401,6 +438,19 @@ int main(int argc, char** argv) {
     unsigned long long at = 0;
     RIGHT(cuda.set_current(cuda.context) == 0 && cuda.allocate(&at, 1 << 20) == 0);
     filter(true, static_cast<unsigned>(std::strtoul(argv[2], nullptr, 10)));
+  }
+  if (mode == "cuda-errno") {
+    RIGHT(cuda.load() && argc > 2);
+    set_filter(SECCOMP_RET_ERRNO | EPERM,
+               static_cast<unsigned>(std::strtoul(argv[2], nullptr, 10)));
+  }
+  if (mode == "cuda-sqpoll") {
+    RIGHT(cuda.load());
+    poll_in_kernel();
+  }
+  if (mode == "cuda-stackless") {
+    RIGHT(cuda.load());
+    std::thread(spin_without_stack).detach();
   }
   if (mode == "cuda-worker") {
     RIGHT(cuda.load() && argc > 2);
