@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -28,7 +29,11 @@ namespace {
 constexpr std::size_t kWord = sizeof(std::uint64_t);
 // What is looked through of a thread's stack: a handler of a signal that needs more is not known.
 constexpr std::uint64_t kMostStack = std::uint64_t{256} << 10;
-constexpr std::chrono::milliseconds kPause{2};
+// Between two tries, each of which stops the program for some milliseconds: longer each time.
+constexpr std::chrono::milliseconds kTryPause{2};
+constexpr std::chrono::milliseconds kLongestTryPause{50};
+// A thread that exchanges its stack for another (a coroutine) has one in an instant.
+constexpr std::chrono::milliseconds kStackTimeout{1000};
 constexpr std::chrono::milliseconds kInsideTimeout{10000};
 
 bool is_attached_library(std::string_view name) {
@@ -75,15 +80,22 @@ class Hooking {
     std::sort(entries_.begin(), entries_.end());
   }
 
-  // True: all are in. False: a thread stood in the way; nothing is changed.
-  Result<bool> try_once() {
-    bool done = false;
+  // Why a thread is in the way.
+  struct InTheWay {
+    Tid thread;
+    std::string why;
+    bool has_no_stack = false;
+  };
+
+  // Nothing: all are in. Otherwise nothing is changed.
+  Result<std::optional<InTheWay>> try_once() {
+    std::optional<InTheWay> blocked;
     STASIS_TRY(trace_on_own_thread([&]() -> Result<void> {
       STASIS_TRY_ASSIGN(const auto stopped, StoppedThreads::stop(space_, [](Tid) { return true; }));
       STASIS_TRY(fault(FaultPoint::kAttachStopped));
       STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(space_.pid()));
       STASIS_TRY(check(mappings));
-      STASIS_TRY_ASSIGN(const bool blocked, is_in_the_way(stopped, mappings));
+      STASIS_TRY_ASSIGN(blocked, find_in_the_way(stopped, mappings));
       if (blocked) return {};
       auto written = write_all(stopped);
       if (written) written = fault(FaultPoint::kAttachHooked);
@@ -91,10 +103,9 @@ class Hooking {
         take_out(stopped);
         return written;
       }
-      done = true;
       return {};
     }));
-    return done;
+    return blocked;
   }
 
  private:
@@ -117,9 +128,11 @@ class Hooking {
     return {};
   }
 
-  Result<bool> is_in_the_way(const StoppedThreads& stopped,
-                             const std::vector<proc::Mapping>& mappings) const {
+  Result<std::optional<InTheWay>> find_in_the_way(
+      const StoppedThreads& stopped, const std::vector<proc::Mapping>& mappings) const {
     for (const Tid thread : stopped.threads()) {
+      // It works for the process in the kernel (io_uring), and never comes to the driver's code.
+      if (proc::is_kernels_own(space_.pid(), thread)) continue;
       const auto registers = stopped.registers(thread);
       if (!registers) {
         if (registers.error().code == ErrorCode::kProcessGone) continue;
@@ -129,14 +142,22 @@ class Hooking {
           std::find_if(mappings.begin(), mappings.end(), [&](const proc::Mapping& mapping) {
             return registers->rsp >= mapping.start && registers->rsp < mapping.end;
           });
-      // A stack that is not known may lead there: the next try looks again.
-      if (at == mappings.end()) return true;
       const std::uint64_t from = registers->rsp / kWord * kWord;
-      std::vector<std::uint64_t> stack(std::min(at->end - from, kMostStack) / kWord);
-      if (!space_.read(from, stack.data(), stack.size() * kWord)) return true;
-      if (is_at_hook(registers->rip, stack, entries_)) return true;
+      std::vector<std::uint64_t> stack;
+      if (at != mappings.end()) stack.resize(std::min(at->end - from, kMostStack) / kWord);
+      // What is not known may lead there.
+      if (at == mappings.end() || !space_.read(from, stack.data(), stack.size() * kWord)) {
+        return std::optional<InTheWay>(
+            {thread,
+             fmt::format("has a stack that cannot be looked at (its stack pointer is "
+                         "{:#x}), and may be about to go on where a hook is to be",
+                         registers->rsp),
+             true});
+      }
+      if (is_at_hook(registers->rip, stack, entries_))
+        return std::optional<InTheWay>({thread, "stood all the time where a hook is to be"});
     }
-    return false;
+    return std::optional<InTheWay>();
   }
 
   Result<void> write_all(const StoppedThreads& stopped) {
@@ -185,21 +206,25 @@ Result<void> put_hooks_in(const AddressSpace& space, const AttachState& state,
                           std::chrono::milliseconds timeout, const Interrupt& interrupt) {
   STASIS_TRY_ASSIGN(auto patches, read_patches(space, state));
   Hooking hooking(space, std::move(patches));
-  const auto deadline = Clock::now() + timeout;
-  for (;;) {
-    auto done = hooking.try_once();
-    if (done && *done) return {};
+  const auto begun = Clock::now();
+  for (auto pause = kTryPause;; pause = std::min(pause * 2, kLongestTryPause)) {
+    auto in_the_way = hooking.try_once();
+    if (in_the_way && !*in_the_way) return {};
     // A thread in a call that nothing interrupts cannot be stopped now.
-    if (!done && done.error().code != ErrorCode::kBusy) return fail(std::move(done.error()));
-    if (Clock::now() >= deadline) {
-      if (!done) return fail(std::move(done.error()));
+    if (!in_the_way && in_the_way.error().code != ErrorCode::kBusy)
+      return fail(std::move(in_the_way.error()));
+    const bool has_no_stack = in_the_way && (*in_the_way)->has_no_stack;
+    if (Clock::now() - begun >= (has_no_stack ? std::min(timeout, kStackTimeout) : timeout)) {
+      if (!in_the_way) return fail(std::move(in_the_way.error()));
+      const auto thread = proc::ProcFs().thread(space.pid(), (*in_the_way)->thread);
       return fail(ErrorCode::kTimeout,
-                  fmt::format("a thread of process {} stood all the time where a hook is to be",
-                              space.pid().value),
-                  "try again");
+                  fmt::format("thread {} ({}) of process {} {}", (*in_the_way)->thread.value,
+                              thread ? printable(thread->comm) : "it has ended", space.pid().value,
+                              (*in_the_way)->why),
+                  has_no_stack ? "" : "try again");
     }
     STASIS_TRY(interrupt.check());
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(pause);
   }
 }
 

@@ -58,13 +58,16 @@ struct RseqCriticalSection {
   std::uint64_t abort = 0;
 };
 
+bool is_kernels_own(const ProcessInfo& thread) {
+  // PF_IO_WORKER, PF_USER_WORKER of linux/sched.h
+  return (thread.flags & (0x10 | 0x4000)) != 0;
+}
+
 // Has the thread ended, or is it one of the kernel's own that work for the process (io_uring)? The
 // kernel says "not permitted" of both.
 bool cannot_be_traced(Pid pid, Tid thread) {
-  // PF_IO_WORKER, PF_USER_WORKER of linux/sched.h
-  constexpr unsigned long kKernelsOwn = 0x10 | 0x4000;
   const auto info = ProcFs().thread(pid, thread);
-  return !info || info->has_ended() || (info->flags & kKernelsOwn) != 0;
+  return !info || info->has_ended() || is_kernels_own(*info);
 }
 
 Error cannot_stop(Pid pid, int error_number) {
@@ -209,6 +212,11 @@ void set_dispatch(Tid thread, SystemCallDispatch dispatch) {
 }
 
 }  // namespace
+
+bool is_kernels_own(Pid pid, Tid thread) {
+  const auto info = ProcFs().thread(pid, thread);
+  return info && is_kernels_own(*info);
+}
 
 // Before Linux 5.8 a thread that was interrupted in its own code has another negative number there.
 bool is_in_system_call(const user_regs_struct& registers) {

@@ -28,6 +28,10 @@ namespace stasis::proc {
 // A signal mask is a word whose bit N - 1 stands for signal N.
 inline constexpr std::uint64_t kAllSignals = ~0ULL;
 
+// Is the thread one of the kernel's own, which work for the process (io_uring) and never return to
+// the program's code? Some kernels let them be traced. False if it has ended.
+bool is_kernels_own(Pid pid, Tid thread);
+
 // Was the thread stopped in a system call?
 bool is_in_system_call(const user_regs_struct& registers);
 

@@ -663,6 +663,21 @@ END
   done
 }
 
+@test "a thread of the kernel's own (io_uring) is no hindrance, and one without a stack is named" {
+  start_program cuda-sqpoll
+  [[ $(<"$TARGET_LOG") != *"no io_uring"* ]] || skip "the kernel allows no io_uring"
+  attaches
+  done_by suspend "$TARGET" --json
+  done_by resume "$TARGET"
+  ends_right
+  start_program cuda-stackless
+  SECONDS=0
+  refused_alone 7 timeout --graphs-are-safe
+  ((SECONDS < 5))
+  assert_contains "$err" "has a stack that cannot be looked at (its stack pointer is 0x0)"
+  ends_right
+}
+
 @test "a filter that ends the program for what the kernel makes of an interrupted wait is no hindrance" {
   need_root "reading a filter"
   start_program cuda-without 219 # restart_syscall
