@@ -663,6 +663,18 @@ END
   done
 }
 
+@test "a filter that would keep the agent's threads from their names, or the C library from a thread, is refused" {
+  need_root "reading a filter"
+  local call
+  for call in 157 435; do # prctl clone3
+    start_program cuda-errno "$call"
+    refused 8 not-supported attach "$TARGET" --graphs-are-safe
+    assert_contains "$err" "system call $call of"
+    [[ $err != *SELinux* ]]
+    ends_right
+  done
+}
+
 @test "a thread of the kernel's own (io_uring) is no hindrance, and one without a stack is named" {
   start_program cuda-sqpoll
   [[ $(<"$TARGET_LOG") != *"no io_uring"* ]] || skip "the kernel allows no io_uring"
