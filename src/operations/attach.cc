@@ -72,7 +72,7 @@ class Attaching {
 
   Result<void> run() {
     STASIS_TRY(sort());
-    if (to_adopt_.empty()) return {};
+    if (to_adopt_.empty()) return report_.empty() ? have_ended() : Result<void>();
     STASIS_TRY(hook());
     STASIS_TRY(find_agents());
     STASIS_TRY(watch());
@@ -298,10 +298,14 @@ class Attaching {
 
   Result<void> drop_ended() {
     agents_.drop_ended();
-    if (!agents_.empty()) return {};
+    return agents_.empty() ? have_ended() : Result<void>();
+  }
+
+  Result<void> have_ended() const {
     return fail(ErrorCode::kProcessGone,
                 fmt::format("the processes below {} that were to be attached to have ended",
-                            tree_.root().value));
+                            tree_.root().value),
+                "see why it ended, and start the program again");
   }
 
   Error of_failure(Pid pid, Error why, const Result<std::optional<AttachState>>& state) const {

@@ -750,6 +750,12 @@ END
 
 # --- Whatever becomes of the tool
 
+@test "a program that ends before anything is done is told as ended, not as one with an agent" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  start_target memory --size 64M
+  STASIS_FAULT=group.opened:target-dies refused 3 process-gone attach "$TARGET" --graphs-are-safe
+}
+
 # bats test_tags=long
 @test "a tool that is killed at any step leaves the program running, and the next one goes on" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
