@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -272,8 +273,11 @@ AttachAnswer make_hooks(void* library, const FoundDriver& driver) {
   if (::mprotect(room, size, PROT_READ | PROT_EXEC) != 0) {
     ::munmap(room, size);
     installed_hooks() = {};
-    return answer(AttachAnswer::kNoRoom, "it may not make memory executable (SELinux: execmem)",
-                  "");
+    constexpr int kGetDenied = 66;  // PR_GET_MDWE of linux/prctl.h
+    const bool denies_itself = ::prctl(kGetDenied, 0UL, 0UL, 0UL, 0UL) > 0;
+    return answer(AttachAnswer::kNoRoom, "it may not make memory executable ",
+                  denies_itself ? "(PR_SET_MDWE: systemd's MemoryDenyWriteExecute, say)"
+                                : "(SELinux: execmem)");
   }
   return AttachAnswer::kDone;
 }

@@ -52,7 +52,8 @@ std::string words_of(const AttachState& state) {
 }
 
 Error of_answer(Pid pid, AttachAnswer answer, const std::optional<AttachState>& state) {
-  const std::string why = state ? words_of(*state) : "it does not say why";
+  std::string why = state ? words_of(*state) : "";
+  if (why.empty()) why = "the library that it loads as the agent's does not say why";
   const bool inactive = answer == AttachAnswer::kInactive;
   return refusal({"attach", Severity::kRed, pid,
                   fmt::format("no agent can be brought to process {}: {}", pid.value, why),

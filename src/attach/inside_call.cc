@@ -52,7 +52,7 @@ Error refused(Pid pid, std::string_view what, std::int64_t result) {
                fmt::format("process {} may not {}: {}", pid.value, what,
                            std::generic_category().message(static_cast<int>(-result))),
                "see its limits (`prlimit --pid`, pids.max of its cgroup), and whether SELinux "
-               "(execmem) forbids it"};
+               "(execmem) or PR_SET_MDWE forbids it"};
 }
 
 // Threads that can be stopped at once: one that waits for a disk, or for a child in vfork(2), is

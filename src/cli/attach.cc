@@ -23,6 +23,14 @@ std::string words_of(const std::string& why) {
 void print(Context& context, const AttachReport& report) {
   if (report.was_so) {
     context.terminal.out(subject_text(report) + " had its agent already");
+    for (const AttachedProcess& one : report.attached) {
+      for (const AttachedProcess::Left& left : one.left) {
+        context.terminal.out(fmt::format(
+            "  process {} ({}): {} in {} blocks stayed with the driver when it came: "
+            "{}",
+            one.pid.value, one.comm, format_bytes(left.bytes), left.count, words_of(left.why)));
+      }
+    }
     return;
   }
   context.terminal.out(fmt::format("attached to {} in {}{}", subject_text(report),

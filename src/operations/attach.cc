@@ -127,6 +127,9 @@ class Attaching {
         return refuse_aside(member.process, library);
       if ((agent && !hooked) || library == AgentLibrary::kWorks) {
         report_.push_back({pid, member.process.info().comm, true, 0, 0, {}});
+        if (!agent || agent->origin != AgentOrigin::kAttached) continue;
+        STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(pid));
+        if (state) report_.back().left = left_in(*state);
         continue;
       }
       STASIS_TRY(refuse_rdma(member.process));
@@ -321,12 +324,17 @@ class Attaching {
   }
 
   void note(Pid pid, const AttachState& state) {
-    AttachedProcess out{pid, names_[pid], false, state.converted_count, state.converted_bytes, {}};
+    report_.push_back(
+        {pid, names_[pid], false, state.converted_count, state.converted_bytes, left_in(state)});
+  }
+
+  static std::vector<AttachedProcess::Left> left_in(const AttachState& state) {
+    std::vector<AttachedProcess::Left> left;
     for (unsigned kind = 0; kind < attach::kLeftKinds; ++kind) {
       if (state.left_count[kind] == 0) continue;
-      out.left.push_back({kLeftNames.at(kind), state.left_count[kind], state.left_bytes[kind]});
+      left.push_back({kLeftNames.at(kind), state.left_count[kind], state.left_bytes[kind]});
     }
-    report_.push_back(std::move(out));
+    return left;
   }
 
   const Environment& env_;

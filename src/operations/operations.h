@@ -128,7 +128,7 @@ struct AttachedProcess {
   bool was_so = false;  // it had an agent already
   std::uint32_t converted_count = 0;
   std::uint64_t converted_bytes = 0;
-  std::vector<Left> left;  // with the driver
+  std::vector<Left> left;  // with the driver, when the agent came
 };
 
 struct AttachReport : Report {

@@ -15,6 +15,7 @@
 //   cuda-refusing [FILE]  the same with CUDA, and with memory shared by that file
 //   cuda-without CALL  the same under one that ends the program for the system call of that number
 //   cuda-errno CALL  the same under one that answers EPERM to it
+//   cuda-mdwe  with CUDA, and has forbidden itself to make memory executable (PR_SET_MDWE)
 //   cuda-sqpoll  with CUDA, and with a thread of the kernel's own (io_uring)
 //   cuda-stackless  with CUDA, and with a thread whose stack pointer is 0
 //   cuda-worker CALL  the same of one thread alone, which calls the driver all the time
@@ -443,6 +444,11 @@ int main(int argc, char** argv) {
     RIGHT(cuda.load() && argc > 2);
     set_filter(SECCOMP_RET_ERRNO | EPERM,
                static_cast<unsigned>(std::strtoul(argv[2], nullptr, 10)));
+  }
+  if (mode == "cuda-mdwe") {
+    constexpr int kSetDenied = 65;  // linux/prctl.h, since Linux 6.3
+    RIGHT(cuda.load());
+    if (::prctl(kSetDenied, 1UL, 0UL, 0UL, 0UL) != 0) std::printf("no mdwe\n");
   }
   if (mode == "cuda-sqpoll") {
     RIGHT(cuda.load());

@@ -506,6 +506,11 @@ attach_under_load() {
   start_program blocks 4
   attaches
   assert_equal "$(converted) $(left no-room)" "0 $((64 << 20))"
+  # And so is said later, where the agent is in already.
+  attaches
+  assert_equal "$(json 'd["was_so"]') $(left no-room)" "True $((64 << 20))"
+  capture stasis attach "$TARGET"
+  assert_contains "$out" "stayed with the driver when it came: no GPU memory for a copy"
   done_by suspend "$TARGET" --json
   # What its four threads have allocated for a moment is the agent's.
   (($(json 'd["direct_bytes"]') <= 16 << 20))
@@ -746,6 +751,15 @@ END
   refused_alone 8 not-supported
   assert_contains "$err" "has /dev/gdrdrv open: a network card may know the addresses of its GPU memory"
   target_goes_on
+}
+
+@test "what may not make memory executable by its own word is told as that" {
+  start_program cuda-mdwe
+  [[ $(<"$TARGET_LOG") != *"no mdwe"* ]] || skip "this kernel has no PR_SET_MDWE"
+  refused 8 not-supported attach "$TARGET" --graphs-are-safe
+  assert_contains "$err" PR_SET_MDWE
+  [[ $err != *SELinux:* ]]
+  ends_right
 }
 
 # --- Whatever becomes of the tool
