@@ -1,15 +1,21 @@
 #include "direct/unknown_sharing.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "attach/gpu_survey.h"
+#include "base/own_helpers.h"
 #include "base/printable.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
@@ -58,6 +64,26 @@ struct Outside {
   std::vector<Pid> sharers;  // that have host memory together with the one in the tree; or none
 };
 
+// This process, those that it has started for its work, and any other `stasis`: the tool forks
+// itself to do the work. A program that calls the library is none, and others may run its file.
+class ToolsOwn {
+ public:
+  bool has(Pid pid) const {
+    return pid.value == ::getpid() || helpers_.contains(pid) ||
+           (is_tool_ && program_of(pid) == program_);
+  }
+
+ private:
+  static std::string program_of(Pid pid) {
+    std::error_code failed;
+    return std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid.value), failed).string();
+  }
+
+  std::set<Pid> helpers_ = own_helpers();
+  std::string program_ = program_of(Pid{static_cast<int>(::getpid())});
+  bool is_tool_ = std::filesystem::path(program_).filename() == "stasis";
+};
+
 // Rather one that has a file of these than one that has none.
 std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
                                           const std::vector<TreeMember>& members) {
@@ -65,6 +91,7 @@ std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
   std::optional<Outside> out;
   auto all = procfs.all();
   if (!all) return out;
+  const ToolsOwn own;
   std::erase_if(*all, [&](const proc::ProcessInfo& info) {
     return info.has_ended() ||
            std::any_of(members.begin(), members.end(),
@@ -80,6 +107,8 @@ std::optional<Outside> other_user_of_cuda(const std::set<FileId>& files,
     const auto theirs = shared_files(info.pid);
     const bool shares = std::any_of(theirs.begin(), theirs.end(),
                                     [&](const FileId& file) { return files.contains(file); });
+    // A program that calls the library may have CUDA, and share host memory with this one.
+    if (!shares && own.has(info.pid)) continue;
     if (!out || (shares && out->sharers.empty())) out = Outside{info, {}};
     if (shares) out->sharers.push_back(info.pid);
   }

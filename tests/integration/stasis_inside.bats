@@ -466,6 +466,17 @@ share_beside() {
   assert_contains "$(json "' '.join({f['light'] for f in d['processes'] if f['id'] == 'sharing-unknown'})")" yellow
 }
 
+@test "the tool is no other process that uses CUDA" {
+  start_target ipc
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+  kill -KILL "$TARGET"
+  wait_until 60 test ! -e "/proc/$TARGET/exe"
+  STASIS_SIM_FAULTS="lock:error=999" capture stasis suspend "${CHILDREN[0]}"
+  ((status != 0))
+  [[ $err != *"(stasis)"* && $err != *"(stasis-mover)"* ]] || { echo "$err" >&2 && return 1; }
+}
+
 @test "one process needs no consent, whatever it has, also beside another that uses CUDA" {
   start_target memory --size 8M
   local other=$TARGET
