@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -204,12 +205,15 @@ Result<std::vector<EntryPatch>> read_patches(const AddressSpace& space, const At
 }
 
 Result<void> put_hooks_in(const AddressSpace& space, const AttachState& state,
-                          std::chrono::milliseconds timeout, const Interrupt& interrupt) {
+                          std::chrono::milliseconds timeout, const Interrupt& interrupt,
+                          const std::function<void(bool)>& standing) {
   STASIS_TRY_ASSIGN(auto patches, read_patches(space, state));
   Hooking hooking(space, std::move(patches));
   const auto begun = Clock::now();
   for (auto pause = kTryPause;; pause = std::min(pause * 2, kLongestTryPause)) {
+    standing(true);
     auto in_the_way = hooking.try_once();
+    standing(false);
     if (in_the_way && !*in_the_way) return {};
     // A thread in a call that nothing interrupts cannot be stopped now.
     if (!in_the_way && in_the_way.error().code != ErrorCode::kBusy)
@@ -227,6 +231,11 @@ Result<void> put_hooks_in(const AddressSpace& space, const AttachState& state,
     STASIS_TRY(interrupt.check());
     std::this_thread::sleep_for(pause);
   }
+}
+
+bool is_of_our_version(const std::optional<AttachState>& state) {
+  return state && state->magic == kAttachMagic && state->version == kAttachVersion &&
+         state->bytes == sizeof(AttachState);
 }
 
 Result<std::uint64_t> function_of(const Library& library, const char* name) {
@@ -275,13 +284,15 @@ Result<std::optional<AttachState>> read_attach_state(Pid pid) {
   return library->image().value<AttachState>(kAttachStateName);
 }
 
-Result<void> put_agent_in(Pid pid, const UniqueFd& library, std::chrono::milliseconds timeout,
-                          const Interrupt& interrupt) {
+Result<void> check_for_agent(Pid pid) {
   STASIS_TRY_ASSIGN(const auto inside, Inside::open(pid));
-  const AddressSpace& space = inside.space();
-  STASIS_TRY(check_filters_of_all(space, CallsInside::kOfLibrary));
+  return check_filters_of_all(inside.space(), CallsInside::kOfLibrary);
+}
+
+Result<void> load_agent(Pid pid, const UniqueFd& library) {
+  STASIS_TRY_ASSIGN(const auto inside, Inside::open(pid));
   // One that a killed tool has left is gone on with: its hooks may be in.
-  STASIS_TRY_ASSIGN(auto there, find_agent_library(space, inside.mappings()));
+  STASIS_TRY_ASSIGN(const auto there, find_agent_library(inside.space(), inside.mappings()));
   int answer = 0;
   if (there) {
     STASIS_TRY_ASSIGN(const auto prepare, function_of(*there, kAttachPrepareName));
@@ -293,19 +304,24 @@ Result<void> put_agent_in(Pid pid, const UniqueFd& library, std::chrono::millise
   STASIS_TRY_ASSIGN(const auto state, read_attach_state(pid));
   if (answer != static_cast<int>(AttachAnswer::kDone))
     return fail(of_answer(pid, static_cast<AttachAnswer>(answer), state));
-  if (!state || state->magic != kAttachMagic || state->version != kAttachVersion ||
-      state->bytes != sizeof(AttachState)) {
+  if (!is_of_our_version(state)) {
     return fail(refusal({"agent-version", Severity::kRed, pid,
                          fmt::format("process {} has an agent of another version", pid.value),
                          "use the stasis that came with that agent"}));
   }
-  STASIS_TRY(fault(FaultPoint::kAttachLoaded));
-  STASIS_TRY(put_hooks_in(space, *state, timeout, interrupt));
-  STASIS_TRY_ASSIGN(const auto mappings, proc::ProcFs().mappings(pid));
-  STASIS_TRY_ASSIGN(there, find_agent_library(space, mappings));
-  if (!there) return fail(ErrorCode::kProcessGone, fmt::format("process {} has gone", pid.value));
+  return fault(FaultPoint::kAttachLoaded);
+}
+
+Result<void> hook_agent(Pid pid, std::chrono::milliseconds timeout, const Interrupt& interrupt,
+                        const std::function<void(bool)>& standing) {
+  STASIS_TRY_ASSIGN(const auto state, read_attach_state(pid));
+  STASIS_TRY_ASSIGN(const auto inside, Inside::open(pid));
+  STASIS_TRY_ASSIGN(const auto there, find_agent_library(inside.space(), inside.mappings()));
+  if (!there || !is_of_our_version(state))
+    return fail(ErrorCode::kProcessGone, fmt::format("process {} has gone", pid.value));
+  STASIS_TRY(put_hooks_in(inside.space(), *state, timeout, interrupt, standing));
   STASIS_TRY_ASSIGN(const auto begin, function_of(*there, kAttachBeginName));
-  STASIS_TRY_ASSIGN(answer, call_function_inside(inside, begin, 0, kInsideTimeout));
+  STASIS_TRY(call_function_inside(inside, begin, 0, kInsideTimeout));
   return {};
 }
 

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -22,12 +23,17 @@
 
 namespace stasis::attach {
 
-// kNotSupported, with what is in the way and what to do, and nothing changed: the reasons of
-// Inside::open(), a driver whose entry points begin otherwise, a CUDA tool at work. kTimeout: a
-// thread stood all the time where a hook is to be. When this returns, the agent's thread is there,
-// or about to be.
-Result<void> put_agent_in(Pid pid, const UniqueFd& library, std::chrono::milliseconds timeout,
-                          const Interrupt& interrupt);
+// kNotSupported, with what is in the way and what to do: the reasons of Inside::open(), filters of
+// system calls. Changes nothing.
+Result<void> check_for_agent(Pid pid);
+// Has the agent's library loaded, which makes the hooks ready. kNotSupported: a driver whose entry
+// points begin otherwise, a CUDA tool at work; the library stays, and does nothing.
+Result<void> load_agent(Pid pid, const UniqueFd& library);
+// Puts the hooks of a loaded agent in. kTimeout: a thread stood all the time where a hook is to be.
+// When this returns, the agent's thread is there, or about to be. `standing` is told when the
+// program's threads begin to stand still, and when they run again.
+Result<void> hook_agent(Pid pid, std::chrono::milliseconds timeout, const Interrupt& interrupt,
+                        const std::function<void(bool)>& standing);
 
 // What the agent says of itself. Nothing if the process has none that came later.
 Result<std::optional<AttachState>> read_attach_state(Pid pid);

@@ -3,6 +3,7 @@
 #include <array>
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <thread>
 #include <utility>
@@ -100,6 +101,27 @@ class Attaching {
     return standing;
   }
   void dismiss() { agents_.clear(); }
+  // After an error: what stays in the programs.
+  std::string what_stays() const {
+    std::string idle;
+    std::string works;
+    for (const Process* process : to_adopt_) {
+      const Pid pid = process->pid();
+      const auto state = attach::read_attach_state(pid);
+      if (!state || !*state) continue;
+      const auto agent = AgentClient::probe(pid);
+      const bool at_work = agent && *agent && (*agent)->origin == AgentOrigin::kAttached;
+      std::string& list = at_work ? works : idle;
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", pid.value);
+    }
+    std::string out;
+    if (!works.empty()) out = fmt::format("the agent is at work in process {}", works);
+    if (!idle.empty()) {
+      out += fmt::format("{}the agent's library stays in process {}, and does nothing",
+                         out.empty() ? "" : "; ", idle);
+    }
+    return out;
+  }
   std::vector<AttachedProcess> take_report() { return std::move(report_); }
 
  private:
@@ -150,14 +172,33 @@ class Attaching {
   Result<void> hook() {
     phases_.begin("hook");
     if (to_hook_.empty()) return {};
+    // All of a tree are looked at before anything is loaded into the first, and have it loaded
+    // before a hook is in one.
+    STASIS_TRY(for_each_to_hook([](Pid pid) { return attach::check_for_agent(pid); }));
+    STASIS_TRY(
+        for_each_to_hook([&](Pid pid) { return attach::load_agent(pid, *options_.way.library); }));
+    return for_each_to_hook([&](Pid pid) {
+      return attach::hook_agent(pid, options_.timeout, env_.interrupt,
+                                [&](bool still) { note_standing(still); });
+    });
+  }
+
+  Result<void> for_each_to_hook(const std::function<Result<void>(Pid)>& act) {
     for (const Process* process : to_hook_) {
-      auto in = attach::put_agent_in(process->pid(), *options_.way.library, options_.timeout,
-                                     env_.interrupt);
-      if (in) continue;
-      if (in.error().remedy.empty()) in.error().remedy = kLeaveIt;
-      return fail(std::move(in.error()));
+      STASIS_TRY(env_.interrupt.check());
+      auto done = act(process->pid());
+      if (done) continue;
+      if (done.error().remedy.empty()) done.error().remedy = kLeaveIt;
+      return done;
     }
     return {};
+  }
+
+  void note_standing(bool still) {
+    if (still)
+      phases_.stands_still();
+    else
+      phases_.runs();
   }
 
   Result<void> find_agents() {
@@ -242,12 +283,8 @@ class Attaching {
     for (AgentClient& agent : agents_)
       if (Process* process = process_of(agent.pid()))
         gates[agent.pid()] = &ranks.emplace_back(agent, *process);
-    STASIS_TRY(tree_.hold_back(gates, options_.timeout, env_.interrupt, [&](bool still) {
-      if (still)
-        phases_.stands_still();
-      else
-        phases_.runs();
-    }));
+    STASIS_TRY(tree_.hold_back(gates, options_.timeout, env_.interrupt,
+                                [&](bool still) { note_standing(still); }));
     agents_.drop_ended();
     // Those that had an agent already.
     STASIS_TRY(tree_.unlock());
@@ -397,7 +434,7 @@ Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachO
     const auto standing = attaching.let_go();
     Error why = with_standing(with_our_remedy(std::move(done.error())), root, standing);
     if (is_first) why = with_other_way(std::move(why));
-    return fail(roll_back(env, *opened, std::move(why)));
+    return fail(roll_back(env, *opened, std::move(why), attaching.what_stays()));
   }
   attaching.dismiss();
   tree.dismiss();

@@ -10,12 +10,13 @@
 
 namespace stasis {
 
-Error roll_back(const Environment& env, OpenedTree& opened, Error why) {
+Error roll_back(const Environment& env, OpenedTree& opened, Error why, const std::string& stays) {
   opened.direct.wait_for_copy(why);
-  return rolled_back(env, opened, std::move(why), opened.tree.roll_back());
+  return rolled_back(env, opened, std::move(why), opened.tree.roll_back(), stays);
 }
 
-Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back) {
+Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back,
+                  const std::string& stays) {
   // Where the driver still holds a process, its agent waits for `stasis recover`: asked now, it
   // would hang in the driver.
   if (back) {
@@ -43,11 +44,12 @@ Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<
                            member.process.info().comm);
     }
     // One that has become another program by exec lives, and is not as it was.
-    const std::string rest = why.code == ErrorCode::kProcessGone
-                                 ? "rolled back: all else is as it was"
-                                 : "rolled back: every process is as it was";
-    return std::move(why).within(
-        ended.empty() ? rest : "rolled back, but ended meanwhile: process " + ended);
+    const bool gone = why.code == ErrorCode::kProcessGone;
+    std::string rest =
+        gone ? "rolled back: all else is as it was" : "rolled back: every process is as it was";
+    if (!stays.empty()) rest = gone ? "all else runs on" : "every program runs on";
+    if (!ended.empty()) rest = "rolled back, but ended meanwhile: process " + ended;
+    return std::move(why).within(stays.empty() ? rest : rest + "; " + stays);
   }
   Error both = std::move(back.error());
   both.message = fmt::format("{}; and then {}", why.message, both.message);

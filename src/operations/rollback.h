@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "operations/open.h"
@@ -10,10 +11,13 @@
 namespace stasis {
 
 // Rolls the tree back after `why`, and closes the journal if that worked. Returns the error to
-// report: `why`, saying that everything is as before, or kNotRolledBack with both.
-Error roll_back(const Environment& env, OpenedTree& opened, Error why);
+// report: `why`, saying that everything is as before, but for what `stays` says, or kNotRolledBack
+// with both.
+Error roll_back(const Environment& env, OpenedTree& opened, Error why,
+                const std::string& stays = {});
 // The same where the tree has been rolled back, or not: `back`.
-Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back);
+Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back,
+                  const std::string& stays = {});
 
 // For memory that could not be brought back to a program that the driver lets run: kNotRolledBack,
 // for which the record has to stay. As it is where the agent goes on trying by itself, or where the

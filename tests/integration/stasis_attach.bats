@@ -524,6 +524,7 @@ attach_under_load() {
   start_target graph --size 96M
   refused 8 not-supported attach "$TARGET" --watch 4s
   assert_contains "$err" "launches CUDA graphs that it instantiated before"
+  assert_contains "$err" "(every program runs on; the agent's library stays in process $TARGET, and does nothing)"
   assert_contains "$err" "--graphs-are-safe"
   target_goes_on
   # The hooks are in, and all is the driver's.
@@ -753,6 +754,32 @@ END
   target_goes_on
 }
 
+# two_of COMMAND COMMAND: both in one tree, without agents; sets CHILDREN, the first one first.
+two_of() {
+  TARGET_LOG=$BATS_TEST_TMPDIR/two.log TARGET_STATUS=$BATS_TEST_TMPDIR/two
+  : >"$TARGET_LOG"
+  rm -f "$TARGET_STATUS"
+  (exec_on_gpu setsid bash -c "$1 & $2 & wait") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 grep -qs ok "$TARGET_STATUS"
+  wait_until 60 grep -qs ready "$TARGET_LOG"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+}
+
+@test "of a tree in which one cannot have it, no other is touched" {
+  need_root "reading a filter"
+  local child
+  two_of "stasis-workload memory --size 64M --status $BATS_TEST_TMPDIR/two" "stasis-inside-target cuda-errno 157"
+  refused 8 not-supported attach "$TARGET" --graphs-are-safe
+  assert_contains "$err" "system call 157 of"
+  assert_contains "$err" "(rolled back: every process is as it was)"
+  for child in "${CHILDREN[@]}"; do
+    assert_equal "$(grep -c "memfd:libstasis-attached" "/proc/$child/maps")" 0
+  done
+}
+
 @test "what may not make memory executable by its own word is told as that" {
   start_program cuda-mdwe
   [[ $(<"$TARGET_LOG") != *"no mdwe"* ]] || skip "this kernel has no PR_SET_MDWE"
@@ -768,6 +795,21 @@ END
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   start_target memory --size 64M
   STASIS_FAULT=group.opened:target-dies refused 3 process-gone attach "$TARGET" --graphs-are-safe
+}
+
+@test "the time for which the hooks are put in is part of the downtime" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local tool
+  start_target memory --size 64M
+  STASIS_FAULT=attach.stopped:stop stasis attach "$TARGET" --graphs-are-safe --json \
+    >"$BATS_TEST_TMPDIR/said" 2>/dev/null 3>&- &
+  tool=$!
+  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
+  sleep 1.5
+  kill -CONT "$tool"
+  wait "$tool"
+  out=$(<"$BATS_TEST_TMPDIR/said")
+  assert_equal "$(json 'd["standstill_seconds"] > 1.4')" True "$out"
 }
 
 # bats test_tags=long
