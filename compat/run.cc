@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -16,6 +18,7 @@
 #include "direct/agent_client.h"
 #include "direct/bring_back_alone.h"
 #include "direct/left_to_driver.h"
+#include "direct/unknown_sharing.h"
 #include "driver/gpu_plan.h"
 #include "help.h"
 
@@ -222,13 +225,28 @@ class Tool {
     }
     if (done) return 0;
     const int status = report(what, done.error());
-    say_state(*process);
+    say_state(*process, options_.action == Action::kRestore ? &done.error() : nullptr);
     return status;
+  }
+
+  // While it runs, the driver in it can be asked what it has of other processes, which the driver
+  // saves and cannot restore. NVIDIA's utility says nothing, and nothing is refused here either.
+  void warn_of_sharing(const Process& process) const {
+    auto own = Process::open(driver_, process.pid());
+    if (!own || own->id() != process.id()) return;
+    std::vector<TreeMember> alone;
+    alone.push_back({std::move(*own), CudaState::kRunning});
+    for (const Obstacle& one : find_unknown_sharing(alone, driver_.info().simulated, true)) {
+      if (one.id != "sharing-unknown") continue;
+      say(streams_.err, fmt::format("warning: process {} has {}; to be safe, {}\n",
+                                    process.pid().value, printable(one.what), one.remedy));
+    }
   }
 
   int lock_only(Process& process, const std::string& what) const {
     auto before = process.state();
     if (!before) return report(what, before.error());
+    if (*before == CudaState::kRunning) warn_of_sharing(process);
     StateGuard guard(process, *before);
     auto done = lock(process, options_.timeout);
     if (done) done = interrupt_.check();
@@ -284,6 +302,7 @@ class Tool {
   // A process that is not running is refused by the lock, with the reason.
   Result<void> suspend(Process& process) const {
     auto done = refuse_loss_by_driver(process);
+    if (done) warn_of_sharing(process);
     if (done) done = lock(process, milliseconds(0));
     if (done) done = interrupt_.check();
     if (done) done = checkpoint(process);
@@ -324,7 +343,7 @@ class Tool {
                                     describe_other_ranks(*others), others->above.pid.value));
     }
     if (undone) {
-      say_state(process);
+      say_state(process, &error);
     } else {
       explain(undone.error());
     }
@@ -336,8 +355,14 @@ class Tool {
     return 128 + interrupt_.signal_number();
   }
 
-  // After a failure: the state that the process is in now, and the way out of it.
-  void say_state(const Process& process) const {
+  // Whether the driver has refused to restore it where it was. It may have room for it later.
+  bool is_refused(const Error& error) const {
+    return error.driver && !options_.gpus && error.code != ErrorCode::kOutOfGpuMemory;
+  }
+
+  // After a failure: the state that the process is in now, and the way out of it. `restoring`: why
+  // a restore has failed.
+  void say_state(const Process& process, const Error* restoring) const {
     const auto now = process.cuda_state();
     if (!now || !*now) return;
     std::string way_out;
@@ -348,6 +373,14 @@ class Tool {
     if (**now == CudaState::kCheckpointed) {
       way_out =
           fmt::format("; `cuda-checkpoint --toggle --pid {}` lets it run", process.pid().value);
+      if (restoring != nullptr && is_refused(*restoring)) {
+        way_out = fmt::format(
+            "; as long as the driver refuses to restore it, nothing lets it run: end it with "
+            "`kill -9 {}`, and start the job again or restore it from an image",
+            process.pid().value);
+      } else if (!options_.gpus) {
+        way_out += ", unless the driver refuses to restore it";
+      }
     }
     const auto agent = direct::AgentClient::probe(process.pid());
     if (**now == CudaState::kRunning && agent && *agent && (*agent)->waits())

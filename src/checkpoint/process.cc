@@ -175,10 +175,13 @@ Result<void> Process::expect(Action action, CudaState wanted) const {
   error.code = now == CudaState::kFailed ? ErrorCode::kFailedState : ErrorCode::kWrongState;
   error.message = fmt::format("process {} is {}, and {} needs it {}", pid().value,
                               cuda_state_name(now), action_name(action), cuda_state_name(wanted));
-  error.remedy = now == CudaState::kFailed
-                     ? "the driver gave its CUDA state up; end the process and restore it from an "
-                       "image"
-                     : fmt::format("`stasis recover {}` makes it run again", pid().value);
+  error.remedy =
+      now == CudaState::kFailed
+          ? "the driver gave its CUDA state up; end the process and restore it from an "
+            "image"
+          : fmt::format(
+                "`stasis recover {}` makes it run again{}", pid().value,
+                now == CudaState::kCheckpointed ? ", unless the driver refuses to restore it" : "");
   error.driver = driver_->describe(kCuIllegalState);
   return fail(std::move(error));
 }

@@ -190,7 +190,8 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
 
 }  // namespace
 
-std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated) {
+std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated,
+                                           bool asked_only) {
   std::vector<Pid> with_cuda;
   std::vector<Pid> to_ask;
   for (const TreeMember& member : members) {
@@ -214,6 +215,7 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& member
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
     if (is_of_another_version(pid)) {
+      if (asked_only) continue;
       out.push_back(unknown(
           pid,
           "GPU memory that may be another process's: its agent is of another version and cannot "
@@ -239,7 +241,8 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& member
       continue;
     }
     const ErrorCode code = survey.error().code;
-    if (code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess) continue;
+    if (asked_only || code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess)
+      continue;
     if (!sharing) sharing = sharers(with_cuda);
     Obstacle obstacle = unknown(
         pid,

@@ -18,6 +18,8 @@ namespace stasis {
 // GPU; otherwise yellow. What one that is alone may share with one that has no host memory together
 // with it is yellow, too.
 // One with an agent of another version is red.
-std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated);
+// `asked_only`: nothing of those that cannot be asked.
+std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated,
+                                           bool asked_only = false);
 
 }  // namespace stasis

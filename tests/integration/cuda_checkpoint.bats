@@ -502,6 +502,25 @@ catches_signals() {
   target_goes_on
 }
 
+@test "a lone process that may have memory of another's is warned of, and no hint promises that it comes back" {
+  start_target ipc
+  TARGET=$(pgrep -P "$TARGET")
+  cuda-checkpoint --action lock --pid "$TARGET" 2>"$BATS_TEST_TMPDIR/said"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "warning: process $TARGET has 1 piece of GPU memory"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "may be another process's"
+  answers "" cuda-checkpoint --action checkpoint --pid "$TARGET"
+  refuses_with_hint "Could not restore on process ID $TARGET: \"invalid argument\"" \
+    cuda-checkpoint --action restore --pid "$TARGET"
+  assert_contains "$err" "as long as the driver refuses to restore it, nothing lets it run"
+  [[ $err != *"--toggle"* ]]
+  refuses_with_hint "Could not unlock on process ID $TARGET: $illegal" cuda-checkpoint --action unlock --pid "$TARGET"
+  assert_contains "$err" "\`stasis recover $TARGET\` makes it run again, unless the driver refuses to restore it"
+  assert_contains "$err" "\`cuda-checkpoint --toggle --pid $TARGET\` lets it run, unless the driver refuses to restore it"
+  refuses_with_hint "Error toggling CUDA in process ID $TARGET: \"invalid argument\"" \
+    cuda-checkpoint --toggle --pid "$TARGET"
+  assert_contains "$err" "nothing lets it run"
+}
+
 @test "a driver that is missing is named" {
   STASIS_LIBCUDA=$BATS_TEST_TMPDIR/libcuda.so.1 capture cuda-checkpoint --get-state --pid $$
   assert_equal "$status" 1
