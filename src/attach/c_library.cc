@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <iterator>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -52,6 +53,24 @@ bool is_loader(std::string_view name) {
   return name == "ld-linux-x86-64.so.2" || (name.starts_with("ld-2.") && name.ends_with(".so"));
 }
 
+// Its loader and C library are one file, of the loader's name or below a folder of its own.
+bool has_musl(const std::vector<proc::Mapping>& mappings) {
+  return std::any_of(mappings.begin(), mappings.end(), [](const proc::Mapping& one) {
+    const std::string_view name = file_name(one);
+    return name.starts_with("ld-musl-") || name.starts_with("libc.musl-") ||
+           one.path.find("-linux-musl/libc.so") != std::string::npos;
+  });
+}
+
+// All code of files is of one: of a program that no loader has loaded anything for.
+bool is_one_file(const std::vector<proc::Mapping>& mappings) {
+  std::set<std::pair<std::uint64_t, std::uint64_t>> files;  // device, inode
+  for (const proc::Mapping& one : mappings)
+    if (one.inode != 0 && one.permissions.size() > 2 && one.permissions[2] == 'x')
+      files.insert({one.device, one.inode});
+  return files.size() == 1;
+}
+
 // Of the library that has `address`: the nearest page before it at which its file begins, as one
 // may be loaded twice.
 Result<ElfImage> image_around(const MemoryReader& memory,
@@ -86,10 +105,10 @@ Result<CLibrary> CLibrary::read(const proc::AddressSpace& space,
   STASIS_TRY_ASSIGN(const auto libraries, find_libraries(space, mappings, is_c_library));
   STASIS_TRY_ASSIGN(const auto loaders, find_libraries(space, mappings, is_loader));
   if (libraries.size() != 1 || loaders.size() != 1) {
+    if (libraries.empty() && has_musl(mappings)) return unknown("it is musl");
+    if (libraries.empty() && is_one_file(mappings)) return unknown("it is a static program");
     return unknown(
-        fmt::format("{} glibc and {} of its loader are mapped (a static program, "
-                    "musl, or one that has loaded another)",
-                    libraries.size(), loaders.size()));
+        fmt::format("{} glibc and {} of its loader are mapped", libraries.size(), loaders.size()));
   }
   const Library& library = libraries.front();
   CLibrary out;

@@ -136,8 +136,48 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
 @test "a static program is left alone" {
   [[ -x $STASIS_BUILD/bin/stasis-inside-target-static ]] || skip "it is not built"
   PROGRAM=stasis-inside-target-static start_program idle
-  left_alone "a static program"
+  left_alone "it is a static program"
   ends_right
+}
+
+# Two threads, and it is right when it is asked to end.
+@test "a musl program, dynamic or static, is left alone, and attach and suspend say that it uses no CUDA" {
+  command -v musl-gcc >/dev/null || skip "no musl-gcc (Debian: musl-tools)"
+  local option reason verb
+  cat >"$BATS_TEST_TMPDIR/program.c" <<'END'
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+static volatile sig_atomic_t ended;
+static void end(int number) { ended = number; }
+static void *work(void *counter) {
+  while (!ended) ++*(volatile unsigned long *)counter, usleep(1000);
+  return 0;
+}
+int main(void) {
+  static unsigned long rounds;
+  pthread_t thread;
+  signal(SIGTERM, end);
+  pthread_create(&thread, 0, work, &rounds);
+  puts("ready"), fflush(stdout);
+  pthread_join(thread, 0);
+  puts(rounds > 0 ? "right" : "wrong"), fflush(stdout);
+  return 0;
+}
+END
+  for option in -pie -static; do
+    musl-gcc -w "$option" "$BATS_TEST_TMPDIR/program.c" -o "$BATS_TEST_TMPDIR/program$option"
+    PROGRAM=$BATS_TEST_TMPDIR/program$option start_program
+    reason="it is musl"
+    [[ $option != -static ]] || reason="it is a static program"
+    left_alone "$reason"
+    for verb in attach suspend; do
+      refused 4 not-cuda "$verb" "$TARGET"
+    done
+    (($(own_mappings) == 0 && $(threads) == 2))
+    ends_right
+  done
 }
 
 @test "a program with one thread is left alone" {
