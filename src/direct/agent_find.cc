@@ -208,6 +208,8 @@ std::string ProbedAgent::until_when(Pid root) const {
     return fmt::format("stands still until `stasis recover {}` brings its GPU memory back",
                        root.value);
   }
+  if (state == AgentState::kClosed)
+    return "stands still until the driver answers its agent, and goes on by itself then";
   return "stands still until there is room for its GPU memory, and goes on by itself then";
 }
 

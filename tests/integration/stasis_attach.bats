@@ -424,6 +424,7 @@ attach_under_load() {
   before=$(target_round)
   capture stasis ps --json
   assert_contains "$out" waiting
+  assert_contains "$out" "stands still until the driver answers its agent"
   assert_equal "$(target_round)" "$before"
   done_by recover "$TARGET"
   target_goes_on
