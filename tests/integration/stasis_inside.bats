@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # Calls inside programs that run (docs/adr/0052-calls-inside.md): what they find, what they leave behind,
 # whom they leave alone, and that a program runs on whatever becomes of the tool.
+# Long because each of those it leaves alone is another program, looked at with the same helpers.
 
 load helpers
 load stasis_lib
