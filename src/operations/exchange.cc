@@ -34,14 +34,22 @@ class Exchanging {
       : env_(env), agent_(agent), timeout_(timeout), deadline_(Clock::now() + kStopTimeout) {}
 
   Result<void> run() {
-    auto stood = trace_on_own_thread([&] { return keep_still(); });
-    if (!begun_) return stood;
-    if (!agent_.has_answered() && agent_.has_left()) {
+    while (!is_over() && waits_on()) {
+      // Of a tracer of its own, with whose end the kernel lets go of threads that could not be
+      // stopped, or were killed meanwhile: unless they are waited for, an execve(2) that has killed
+      // them does not go on.
+      auto stood = trace_on_own_thread([&] { return stand_still(); });
+      if (!begun_ && !stood) return stood;
+      if (agent_.has_left()) break;
+      if (!is_over()) std::this_thread::sleep_for(kRunsOn);
+    }
+    if ((!begun_ || !agent_.has_answered()) && agent_.has_left()) {
       return fail(ErrorCode::kProcessGone,
                   fmt::format("process {} has become another program (exec), and what it had on "
                               "the GPU has gone",
                               agent_.pid().value));
     }
+    if (!begun_) return {};
     auto answered = agent_.finish(kAnswers);
     if (!answered && (agent_.has_answered() || cut_short_)) return answered;
     return std::move(cut_short_);
@@ -50,28 +58,22 @@ class Exchanging {
  private:
   // An address that is free for a moment may be taken by any thread that maps memory: they stand
   // still, unless one of them holds what the driver wants.
-  Result<void> keep_still() {
-    while (!is_over() && waits_on()) {
-      const auto spared = agents_threads(agent_.pid());
-      auto stopped = proc::StoppedThreads::stop(*agent_.address_space(), [&](Tid thread) {
-        return std::find(spared.begin(), spared.end(), thread) == spared.end();
-      });
-      if (!stopped && (stopped.error().code != ErrorCode::kBusy || (!begun_ && is_late())))
-        return fail(std::move(stopped.error()));
-      // Another program's threads, which nothing of this is about.
-      if (agent_.has_left()) return {};
-      if (stopped) {
-        // It has ended, or has no thread but the agent's: then none maps memory.
-        const bool none = stopped->threads().empty();
-        begin();
-        const auto until = Clock::now() + kStandsStill;
-        while (!is_over() && Clock::now() < until)
-          std::this_thread::sleep_for(kAnswerPoll);
-        if (none) continue;
-        stopped->let_go();
-      }
-      if (!is_over()) std::this_thread::sleep_for(kRunsOn);
+  Result<void> stand_still() {
+    const auto spared = agents_threads(agent_.pid());
+    const auto stopped = proc::StoppedThreads::stop(*agent_.address_space(), [&](Tid thread) {
+      return std::find(spared.begin(), spared.end(), thread) == spared.end();
+    });
+    if (!stopped) {
+      const bool again = stopped.error().code == ErrorCode::kBusy && (begun_ || !is_late());
+      return again ? Result<void>() : fail(stopped.error());
     }
+    // Another program's threads, which nothing of this is about.
+    if (agent_.has_left()) return {};
+    begin();
+    // If it has ended, or has no thread but the agent's, none maps memory.
+    const auto until = Clock::now() + kStandsStill;
+    while (!is_over() && Clock::now() < until)
+      std::this_thread::sleep_for(kAnswerPoll);
     return {};
   }
 
