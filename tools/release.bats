@@ -14,6 +14,7 @@ setup() {
   for file in CMakeLists.txt CHANGELOG.md src/base/version.h include/stasis/stasis.h docs/c-api.md docs/man/stasis.1; do
     cp "$ROOT/$file" "$file"
   done
+  cp "$ROOT"/docs/man/*.[15] docs/man/
   printf '#!/bin/sh\necho "tests were run" >&2\nexit ${TESTS_END_WITH:-0}\n' >tools/test
   chmod +x tools/test
   echo /dist >.gitignore
