@@ -284,7 +284,7 @@ class Attaching {
       if (Process* process = process_of(agent.pid()))
         gates[agent.pid()] = &ranks.emplace_back(agent, *process);
     STASIS_TRY(tree_.hold_back(gates, options_.timeout, env_.interrupt,
-                                [&](bool still) { note_standing(still); }));
+                               [&](bool still) { note_standing(still); }));
     agents_.drop_ended();
     // Those that had an agent already.
     STASIS_TRY(tree_.unlock());
