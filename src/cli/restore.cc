@@ -153,6 +153,12 @@ std::chrono::milliseconds time_to_come(const RestoreArguments& options) {
 }
 
 Result<int> restore_here(Context& context, RestoreArguments& options) {
+  if (options.detach && ::getpid() == 1) {
+    return fail(ErrorCode::kUsage,
+                "this stasis is process 1 of its PID namespace, which ends when it does, and the "
+                "job with it",
+                "leave out --detach");
+  }
   if (options.cgroups) options.restore.cgroups = choice_from_name<CgroupMode>(*options.cgroups);
   if (options.device_map) {
     STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*options.device_map));
@@ -174,6 +180,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
     options.restore.inherit.push_back({std::move(parsed.second), &inherited.back()});
   }
   options.restore.caller_ends = options.detach;
+  options.restore.in_background = options.detach;
   context.interrupt.set_time_limit(options.limit);
   STASIS_TRY(options.group.open());
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));

@@ -63,6 +63,8 @@ struct RestoreRequest {
   CriuOptions options = {};                // of the dump
   std::vector<std::string> external = {};  // overrides those of the dump: externals_for_restore()
   std::vector<InheritedFd> inherit = {};
+  // A shell job is not to be of the caller's process group.
+  bool in_background = false;
   Pid root = {};                  // the numbers that the image needs; checked to be free first,
   std::vector<Pid> pids = {};     // and used to clean up after a failed restore
   std::vector<Tid> threads = {};  // those of their other threads, as far as they are known

@@ -76,6 +76,7 @@ struct ChildPlan {
   int first_closed = 0;
   int report = -1;  // where a failure's errno goes; close-on-exec
   bool own_process_group = true;
+  bool has_terminal = false;
 };
 
 [[noreturn]] void run_child(const ChildPlan& plan) {
@@ -100,9 +101,9 @@ struct ChildPlan {
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, nullptr);
   ::sigaction(SIGXFSZ, &action, nullptr);  // starve(): an error, and not the end
-  // Ctrl-Z goes to the whole group, and must not stop criu in the middle. The job gets its own
-  // dispositions from the image.
-  if (!plan.own_process_group) {
+  // Ctrl-Z goes to the whole group, and must not stop criu in the middle; nor must what it does to
+  // a terminal in whose background it is. The job gets its own dispositions from the image.
+  if (plan.has_terminal) {
     ::sigaction(SIGTSTP, &action, nullptr);
     ::sigaction(SIGTTIN, &action, nullptr);
     ::sigaction(SIGTTOU, &action, nullptr);
@@ -170,6 +171,7 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   plan.argv = pointers_to(arguments);
   plan.envp = pointers_to(environment);
   plan.own_process_group = options.own_process_group;
+  plan.has_terminal = options.keep_stdin || !options.own_process_group;
   plan.first_closed = kFirstInherited + static_cast<int>(inherit.size());
 
   std::vector<std::pair<int, int>> wanted;

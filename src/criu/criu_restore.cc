@@ -159,8 +159,9 @@ Error other_tree(Pid expected, Pid found) {
 CriuProcess::StartOptions start_options(const RestoreRequest& request) {
   CriuProcess::StartOptions start;
   start.plugin_dir = fmt::format("/proc/{}/fd/{}", ::getpid(), request.work_dir.get());
-  // A shell job is restored into criu's own group and onto criu's own terminal: ours.
-  start.own_process_group = !request.options.shell_job;
+  // A shell job is restored into criu's own group and onto criu's own terminal: ours. What the
+  // terminal sends to our group is not for a job that goes on without us.
+  start.own_process_group = !request.options.shell_job || request.in_background;
   start.keep_stdin = request.options.shell_job;
   for (const InheritedFd& inherited : request.inherit)
     start.inherit.push_back(inherited.fd);

@@ -247,6 +247,8 @@ struct RestoreOptions {
   // The caller, which is the root's parent, ends while the tree goes on. Without: a root that has
   // asked for a signal at its parent's end (PR_SET_PDEATHSIG) gets it at the caller's.
   bool caller_ends = false;
+  // And the job is none of the caller's process group, if it was one of a shell's.
+  bool in_background = false;
   // No user has named this image: what it holds runs as this user only if it is this user's, or
   // root's.
   bool only_own = false;

@@ -330,6 +330,7 @@ class RestoreRun {
     request.options = criu_options_;
     request.external = options_.external;
     request.inherit = options_.inherit;
+    request.in_background = options_.in_background;
     request.root = manifest().root;
     for (const ProcessRecord& record : manifest().processes) {
       request.pids.push_back(record.pid);

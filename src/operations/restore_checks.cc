@@ -1,3 +1,4 @@
+// Long because each check has the words of what is wrong and what to do.
 #include "operations/restore_checks.h"
 
 #include <fcntl.h>
@@ -104,7 +105,7 @@ Error pid_in_use(const proc::ProcessInfo& user) {
                         "stasis was started",
                         user.pid.value, user.comm),
             "restore in a PID namespace of its own, which ends with the root: unshare --pid --fork "
-            "--mount-proc stasis restore ..."};
+            "--mount-proc stasis restore ... (without --detach)"};
   }
   const bool zombie = user.has_ended();
   return {
@@ -115,7 +116,7 @@ Error pid_in_use(const proc::ProcessInfo& user) {
                                        user.parent.value)
                          : ""),
       fmt::format("{}, or restore in a PID namespace of its own: unshare --pid --fork "
-                  "--mount-proc stasis restore ...",
+                  "--mount-proc stasis restore ... (without --detach)",
                   zombie ? fmt::format("end process {}", user.parent.value)
                          : "is the job still running? end what uses the number")};
 }
@@ -162,7 +163,7 @@ Error group_in_use(const GroupMemberOf& user) {
                       user.number, user.what, process.pid.value, process.comm,
                       ended ? ", which has exited and was not waited for" : ""),
           fmt::format("{} {}, or restore in a PID namespace of its own: unshare --pid --fork "
-                      "--mount-proc stasis restore ...",
+                      "--mount-proc stasis restore ... (without --detach)",
                       ended ? "have its parent wait for it, process" : "end process",
                       ended ? process.parent.value : process.pid.value)};
 }
@@ -171,7 +172,7 @@ Error thread_in_use(Tid thread, const std::string& who) {
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
           "end what uses it, or restore in a PID namespace of its own: unshare --pid --fork "
-          "--mount-proc stasis restore ..."};
+          "--mount-proc stasis restore ... (without --detach)"};
 }
 
 // The kernel lets those choose numbers who have the right in the user namespace that the PID

@@ -76,6 +76,8 @@ restored_in_fresh() {
   refused_by 11 pid-in-use "${fresh[@]}" bash -c 'timeout 60 stasis restore --images-dir "$1"; exit $?' bash "$image"
   assert_contains "$err" "in use by timeout, by which this stasis was started"
   assert_contains "$err" "unshare --pid --fork --mount-proc stasis restore"
+  # The namespace would end with the tool.
+  refused_by 2 usage unshare --pid --fork --mount-proc stasis restore --images-dir "$image" --detach
   [[ $err != *"still running"* ]]
   # shellcheck disable=SC2016
   restored_in_fresh bash -c 'timeout 60 unshare --pid --fork --mount-proc stasis restore --images-dir "$1"; exit $?' bash "$image"

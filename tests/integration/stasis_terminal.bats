@@ -134,6 +134,23 @@ PY
   target_verifies
 }
 
+@test "a shell's job that is restored with --detach outlives the terminal on which that was said" {
+  need_root "CRIU"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status TARGET_LOG=$BATS_TEST_TMPDIR/tty
+  # shellcheck disable=SC2016
+  (LD_LIBRARY_PATH=${STASIS_LIBCUDA%/*} on_a_terminal 60 bash -c 'stasis-workload memory --size 4M --status "$1" & echo $! >"$1.number"; wait' bash "$TARGET_STATUS") &
+  wait_until 60 grep -qs '^round 0*[1-9]' "$TARGET_STATUS"
+  TARGET=$(<"$TARGET_STATUS.number")
+  at_end_kill "$TARGET"
+  done_by dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "--shell-job"
+  wait_until 60 number_is_free
+  # The tool leads the terminal's session, which ends with it.
+  on_a_terminal 60 stasis restore "$image" --detach
+  assert_equal "$status" 0 "$(<"$BATS_TEST_TMPDIR/tty")"
+  target_goes_on
+}
+
 @test "under nohup, a dump goes on without the terminal, and only its result is lost" {
   need_root "CRIU"
   start_target memory --size 100M
