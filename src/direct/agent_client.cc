@@ -213,8 +213,9 @@ Result<void> AgentClient::wait_for_reply(const Interrupt& interrupt, Clock::time
               "the agent in process {} was to {} and has not answered within {} ms", pid_.value,
               agent_command_name(asked_),
               std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - waiting_since()).count()),
-          "see whether the driver hangs there: `cat /proc/PID/task/*/wchan`; `stasis "
-          "recover` makes the process run when it answers again");
+          fmt::format("see whether the driver hangs there: `cat /proc/{0}/task/*/wchan`; `stasis "
+                      "recover {0}` makes the process run when it answers again",
+                      pid_.value));
     }
     if (auto leave = wants_to_leave(); !leave && !can_be_left(asked_)) {
       note_silence();

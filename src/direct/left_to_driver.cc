@@ -105,6 +105,9 @@ Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree
       continue;
     const auto seen = AgentClient::probe(process.pid());
     if (!seen || !*seen || !(*seen)->of_our_version || direct::is_away((*seen)->state)) continue;
+    // As a killed tool has left it: its agent is parked, too.
+    if (const auto state = process.cuda_state(); state && *state == CudaState::kCheckpointed)
+      continue;
     auto agent = find_agent(env, process, false);
     Result<bool> shares = false;
     if (!agent)

@@ -580,13 +580,23 @@ class MoveOut {
   bool is_tight_ = false;  // the host has no room for all
 };
 
+// The driver holds it, as a killed tool has left it, and its agent has its memory still: that may
+// be parked, and can call no driver.
+bool is_left_to_driver(const Process& process) {
+  const auto state = process.cuda_state();
+  if (!state || !*state || **state == CudaState::kRunning) return false;
+  const auto agent = AgentClient::probe(process.pid());
+  return agent && *agent && !direct::is_away((*agent)->state);
+}
+
 }  // namespace
 
 MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
                               const QuiesceOptions& options) {
   MoveOutPlan plan;
   for (const TreeMember& member : tree.members()) {
-    if (member.initial == CudaState::kRunning) plan.running.push_back(&member.process);
+    if (member.initial == CudaState::kRunning && !is_left_to_driver(member.process))
+      plan.running.push_back(&member.process);
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
   for (const Process* process : plan.running) {

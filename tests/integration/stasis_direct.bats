@@ -358,3 +358,17 @@ END
   target_goes_on
   target_verifies
 }
+
+@test "after a suspend that was killed when the driver had the memory, the next one leaves it there" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  start_agent memory --size 8M
+  STASIS_FAULT=checkpoint.after:kill capture timeout 60 stasis suspend "$TARGET" --path driver
+  assert_equal "$status" 137
+  # The agent is parked, and would be asked in vain.
+  done_by suspend "$TARGET" --json -t 10s
+  assert_equal "$(json 'd["path"]')" driver
+  in_state checkpointed
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
