@@ -36,6 +36,8 @@ using std::chrono::milliseconds;
 
 // An agent's thread begins to listen when it gets a processor.
 constexpr milliseconds kBegins{10000};
+// What a --timeout of 0 asks for, within what a clock counts.
+constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 // How long an agent that has not answered gets to open its gate: it may have been about to answer.
 constexpr milliseconds kAfterSilence{500};
 
@@ -69,7 +71,11 @@ class Attaching {
  public:
   Attaching(const Environment& env, OpenedTree& opened, const AttachOptions& options,
             Phases& phases)
-      : env_(env), tree_(opened.tree), options_(options), phases_(phases) {}
+      : env_(env),
+        tree_(opened.tree),
+        options_(options),
+        phases_(phases),
+        timeout_(options.timeout.count() == 0 ? kForEver : options.timeout) {}
 
   Result<void> run() {
     STASIS_TRY(sort());
@@ -178,7 +184,7 @@ class Attaching {
     STASIS_TRY(
         for_each_to_hook([&](Pid pid) { return attach::load_agent(pid, *options_.way.library); }));
     return for_each_to_hook([&](Pid pid) {
-      return attach::hook_agent(pid, options_.timeout, env_.interrupt,
+      return attach::hook_agent(pid, timeout_, env_.interrupt,
                                 [&](bool still) { note_standing(still); });
     });
   }
@@ -188,7 +194,8 @@ class Attaching {
       STASIS_TRY(env_.interrupt.check());
       auto done = act(process->pid());
       if (done) continue;
-      if (done.error().remedy.empty()) done.error().remedy = kLeaveIt;
+      const bool gone = done.error().code == ErrorCode::kProcessGone;
+      if (!gone && done.error().remedy.empty()) done.error().remedy = kLeaveIt;
       return done;
     }
     return {};
@@ -314,7 +321,7 @@ class Attaching {
     for (AgentClient& agent : agents_)
       agent.begin(AgentCommand::kAdopt, direct::kLook);
     Result<void> found;
-    const auto deadline = Clock::now() + options_.timeout;
+    const auto deadline = Clock::now() + timeout_;
     for (AgentClient& agent : agents_) {
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       auto one = agent.finish_unless(env_.interrupt, std::max(left, milliseconds(1)));
@@ -326,7 +333,7 @@ class Attaching {
     STASIS_TRY(drop_ended());
     for (AgentClient& agent : agents_) {
       STASIS_TRY(env_.interrupt.check());
-      auto done = exchange_memory(env_, agent, options_.timeout);
+      auto done = exchange_memory(env_, agent, timeout_);
       if (!agent.pidfd().alive()) continue;
       const auto state = attach::read_attach_state(agent.pid());
       if (done && state && *state) note(agent.pid(), **state);
@@ -378,6 +385,7 @@ class Attaching {
   ProcessTree& tree_;
   const AttachOptions& options_;
   Phases& phases_;
+  milliseconds timeout_;
   std::vector<const Process*> to_hook_;
   std::vector<const Process*> to_adopt_;
   std::map<Pid, std::string> names_;

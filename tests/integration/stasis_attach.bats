@@ -133,6 +133,13 @@ ends_right() {
   TARGET_STATUS=$rounds.without target_goes_on
 }
 
+@test "a time of 0 has no end" {
+  start_target memory --size 64M
+  attaches --timeout 0
+  (($(converted) >= 32 << 20))
+  target_verifies
+}
+
 @test "a block's addresses are kept, whatever the driver maps meanwhile" {
   STASIS_SIM_TAKES_FREED=1 start_target memory --size 64M
   attaches
