@@ -352,7 +352,7 @@ class Attaching {
     return fail(ErrorCode::kProcessGone,
                 fmt::format("the processes below {} that were to be attached to have ended",
                             tree_.root().value),
-                "see why it ended, and start the program again");
+                "see why they ended, and start the program again");
   }
 
   Error of_failure(Pid pid, Error why, const Result<std::optional<AttachState>>& state) const {
