@@ -17,6 +17,7 @@
 #include "checkpoint/ranks.h"
 #include "doctor/criu_obstacles.h"
 #include "driver/gpu_plan.h"
+#include "image/image_reader.h"
 
 namespace stasis {
 
@@ -146,6 +147,16 @@ Result<void> refuse_held(const Environment& env, const std::vector<TreeMember>& 
 bool may_deduplicate(const Environment& env, const DumpOptions& options) {
   return options.base && env.mover && options.path != MemoryPath::kDriver &&
          options.after != AfterDump::kSuspended;
+}
+
+Result<void> check_base(const DumpOptions& options) {
+  if (!options.base || options.base_may_be_empty) return {};
+  const auto image = ImageReader::open(*options.base);
+  if (image || image.error().code != ErrorCode::kImageIncomplete) return {};
+  return fail(ErrorCode::kUsage,
+              fmt::format("the base {} is no image: {}", *options.base, image.error().message),
+              "give --base the directory of a finished dump of this job, or leave it out, which "
+              "writes all");
 }
 
 Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
