@@ -263,6 +263,10 @@ BY_CODE = {cls.code: cls for cls in list(globals().values()) if isinstance(cls, 
 BY_CODE["internal"] = Internal
 
 
+class ProgramMissing(Io, FileNotFoundError):
+    """The program `stasis` is not there."""
+
+
 def make(code, message, remedy, driver_number, driver_name, driver_text, as_json):
     """For the extension module. A code that a newer library has is an Error with that code."""
     cls = BY_CODE.get(code, Error)

@@ -20,7 +20,7 @@ from . import _checks, _core, _errors, _remedies
 def program():
     """The path of the program: STASIS_BIN, else beside the package as a build has it, else on PATH.
 
-    Raises FileNotFoundError, which says what to install.
+    Raises an Io that is a FileNotFoundError too, and says what to install.
     """
     named = os.environ.get("STASIS_BIN")
     built = Path(__file__).resolve().parents[2] / "bin" / "stasis"
@@ -28,9 +28,9 @@ def program():
         found = shutil.which(candidate) if candidate else None
         if found:
             return found
-    raise FileNotFoundError(
-        f"there is no program {named or 'stasis'!r}, which ps(), doctor(), verify(), run() and Job.processes need: "
-        "install the package stasis, or let the environment variable STASIS_BIN name it"
+    raise _errors.ProgramMissing(
+        f"there is no program {named or 'stasis'!r}, which ps(), doctor(), verify(), run() and Job.processes need",
+        "install the package stasis, or let the environment variable STASIS_BIN name it",
     )
 
 
@@ -219,10 +219,14 @@ def run(command, *, name=None, images_dir=None, every=None, grace=None, keep=Non
     is a job that is saved there `every` so many seconds and when a signal of `on_signal` (names: "TERM") comes,
     which has `grace` seconds, and that goes on from the newest image; `keep` images stay. `best_effort` runs it
     also where it cannot be saved. What is left goes to subprocess.Popen (stdout, env, cwd, ...).
-    Raises what `stasis run` refuses, before the program has begun: CriuMissing, NotPermitted, Busy, Usage, ...
+    Raises what `stasis run` refuses, before the program has begun: CriuMissing, NotPermitted, Busy, Usage, ...;
+    Io or NotPermitted if the program cannot be started.
     """
     if isinstance(command, (str, bytes)):
         raise TypeError("command must be a sequence of words, not a string")
+    command = [*map(os.fsdecode, command)]
+    if not command:
+        raise ValueError("command has no words: name a program")
     if name is None:
         with _numbers_lock:
             name = f"python-{os.getpid()}-{next(_numbers)}"
@@ -238,7 +242,7 @@ def run(command, *, name=None, images_dir=None, every=None, grace=None, keep=Non
         words += [] if keep is None else ["--keep", str(_checks.integer(keep, "keep"))]
         words += [] if on_signal is None else ["--on-signal", ",".join(on_signal)]
         words += ["--best-effort"] if _checks.flag(best_effort, "best_effort") else []
-    return Job(name, _start(words, [*map(os.fsdecode, command)], popen))
+    return Job(name, _start(words, command, popen))
 
 
 def _start(words, command, popen):

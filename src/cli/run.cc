@@ -80,8 +80,8 @@ Result<std::optional<job::Registration>> enter_name(const job::RunOptions& optio
   return std::optional<job::Registration>(std::move(entered));
 }
 
-// Replaces this process; comes back with the exit status if that cannot be.
-int become(const Context& context, std::vector<std::string>& words) {
+// Replaces this process; comes back with why not if that cannot be.
+job::Outcome become(const Context& context, std::vector<std::string>& words) {
   const Inherited& inherited = context.inherited;
   std::vector<char*> argv;
   for (std::string& word : words)
@@ -92,9 +92,7 @@ int become(const Context& context, std::vector<std::string>& words) {
     if (inherited.closed.at(fd)) ::close(static_cast<int>(fd));
   ::execvp(argv[0], argv.data());
   const int why = errno;
-  const int status = job::exit_status_of_exec_failure(why);
-  tell_error(context, job::exec_failure(words.front(), why), status);
-  return status;
+  return {job::exit_status_of_exec_failure(why), job::exec_failure(words.front(), why), {}};
 }
 
 // torchrun's own store opens one, which the user does not know when a dump is refused for it.
@@ -114,8 +112,8 @@ void keep_torchrun_from_io_uring(const Context& context, job::RunOptions& option
 void keep_nccl_from_multicast() { ::setenv("NCCL_NVLS_ENABLE", "0", 0); }
 
 // Without images.
-Result<int> start_only(const Context& context, job::RunOptions& options,
-                       const std::string& preload) {
+Result<job::Outcome> start_only(const Context& context, job::RunOptions& options,
+                                const std::string& preload) {
   STASIS_TRY_ASSIGN(const auto named, enter_name(options));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
   keep_torchrun_from_io_uring(context, options);
@@ -126,7 +124,8 @@ Result<int> start_only(const Context& context, job::RunOptions& options,
   return become(context, options.command);
 }
 
-Result<int> run_program(Context& context, RunArguments& arguments) {
+// `why` of what comes back: the command could not be started.
+Result<job::Outcome> run_program(Context& context, RunArguments& arguments) {
   std::vector<std::string>& words = arguments.job.command;
   words = std::move(context.command);
   if (words.empty())
@@ -166,6 +165,11 @@ Result<int> run_program(Context& context, RunArguments& arguments) {
         outcome.cannot_save->message + "; what to do: " + outcome.cannot_save->remedy);
     return start_only(context, arguments.job, preload);
   }
+  return outcome;
+}
+
+Result<int> run_for_people(Context& context, RunArguments& arguments) {
+  STASIS_TRY_ASSIGN(const auto outcome, run_program(context, arguments));
   if (outcome.why) tell_error(context, *outcome.why, outcome.status);
   return outcome.status;
 }
@@ -179,13 +183,19 @@ Result<int> run_for_program(Context& context, RunArguments& arguments) {
     return fail(errno_error(fmt::format("descriptor {} is not open", arguments.refusal_fd), errno));
   }
   arguments.job.on_begin = [&refusals] { refusals.reset(); };
-  auto status = run_program(context, arguments);
-  if (status || !refusals.valid()) return status;
-  nlohmann::json out = to_json(status.error());
-  out["error"]["exit_status"] = exit_status(status.error().code);
+  auto outcome = run_program(context, arguments);
+  if (outcome && !outcome->why) return outcome->status;
+  Error why = outcome ? std::move(*outcome->why) : std::move(outcome.error());
+  const int status = outcome ? outcome->status : exit_status(why.code);
+  nlohmann::json out = to_json(why);
+  out["error"]["exit_status"] = status;
   const std::string text = json_text(out);
-  if (!write_all(refusals.get(), text.data(), text.size(), "the pipe for refusals")) return status;
-  return exit_status(status.error().code);
+  if (refusals.valid() &&
+      write_all(refusals.get(), text.data(), text.size(), "the pipe for refusals"))
+    return status;
+  if (!outcome) return fail(std::move(why));
+  tell_error(context, why, status);
+  return status;
 }
 
 }  // namespace
@@ -240,7 +250,7 @@ Verb add_run(CLI::App& app) {
       ->group("");
   return {command,
           [arguments](Context& context) {
-            return arguments->refusal_fd < 0 ? run_program(context, *arguments)
+            return arguments->refusal_fd < 0 ? run_for_people(context, *arguments)
                                              : run_for_program(context, *arguments);
           },
           false};

@@ -113,7 +113,9 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
       return Outcome{0, {}, std::move(possible.error())};
     }
   }
-  if (options.on_begin) options.on_begin();
+  // A restore, and a wait for other parts, may take long.
+  if (options.on_begin && (image || options.worker.group.has_others()))
+    std::exchange(options.on_begin, {})();
   const auto work = [&](const WorkOrder& order, const StreamEnds& streams) {
     return do_work(order, streams, options.worker);
   };

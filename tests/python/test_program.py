@@ -162,6 +162,23 @@ class Program(harness.Case):
         job.wait(60)
         job.process.stderr.close()
 
+    def test_a_program_that_cannot_be_started_is_raised(self):
+        folder = self.folder()
+        no_program = os.path.join(folder, "text")
+        with open(no_program, "w", encoding="ascii") as file:
+            file.write("#!/nonexistent/interpreter\n")
+        os.chmod(no_program, 0o755)
+        images = os.path.join(folder, "images")
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        for more in ({}, {"images_dir": images}) if os.geteuid() == 0 else ({},):
+            for command, kind in ((["nosuch"], stasis.Io), ([folder], stasis.NotPermitted), ([no_program], stasis.Io)):
+                with self.subTest(command=command, more=more), self.assertRaises(kind) as caught:
+                    stasis.run(command, name="unstarted", **quiet, **more)
+                self.assertIn(f"cannot start {command[0]}", caught.exception.message)
+                self.assertTrue(caught.exception.remedy)
+            with self.assertRaisesRegex(ValueError, "command has no words"):
+                stasis.run([], **more)
+
     def test_wrong_arguments(self):
         with self.assertRaises(TypeError):
             stasis.run("python3 train.py")
@@ -179,8 +196,9 @@ class Program(harness.Case):
         with self.assertRaises(ValueError):
             stasis.Job("x").wait()
         with unittest.mock.patch.dict(os.environ, STASIS_BIN="/nonexistent/stasis"):
-            with self.assertRaisesRegex(FileNotFoundError, "STASIS_BIN"):
+            with self.assertRaisesRegex(FileNotFoundError, "STASIS_BIN") as caught:
                 stasis.ps()
+            self.assertIsInstance(caught.exception, stasis.Error)
 
     def test_the_example_saves_itself(self):
         if os.geteuid() != 0:
