@@ -98,7 +98,7 @@ Verb add_attach(CLI::App& app) {
             STASIS_TRY_ASSIGN(options->attach.way.library, open_agent_library());
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
-            const Ticker ticker(context.terminal);
+            const Ticker ticker(context.terminal, context.interrupt);
             STASIS_TRY_ASSIGN(auto report, attach_agents(context.environment(*driver),
                                                          options->target.pid, options->attach));
             context.figures = figures_of(report);

@@ -151,7 +151,7 @@ Result<int> run(Context& context, Options& options) {
   std::optional<Ticker> ticker;
   options.machine.on_forked = [&] {
     CurrentPhase::set(options.machine.trial ? "trial" : "machine");
-    ticker.emplace(context.terminal);
+    ticker.emplace(context.terminal, context.interrupt);
   };
   const ScopeGuard end_phase([] { CurrentPhase::set({}); });
   Span span(TraceKind::kPhase, "machine");

@@ -98,7 +98,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   }
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(options.dump.base ? Context::Movers::kDigests
                                                                        : Context::Movers::kOne));
-  const Ticker ticker(context.terminal);
+  const Ticker ticker(context.terminal, context.interrupt);
   STASIS_TRY_ASSIGN(auto part,
                     options.group.join(Operation::kDump, options.dump.timeout, context.interrupt));
   options.dump.part = part.get();

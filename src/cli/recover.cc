@@ -1,11 +1,15 @@
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 
+#include "base/phases.h"
+#include "base/scope_guard.h"
 #include "checkpoint/journal.h"
 #include "cli/swap.h"
 #include "cli/target.h"
+#include "cli/ticker.h"
 #include "cli/verbs.h"
 
 namespace stasis::cli {
@@ -76,6 +80,10 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
   // Before the driver is loaded, which starts threads.
   if (options.all) reports = job::recover_swaps(swap_caller(context));
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
+  std::optional<Ticker> ticker;
+  ticker.emplace(context.terminal, context.interrupt);
+  CurrentPhase::set("recover");
+  const ScopeGuard end_phase([] { CurrentPhase::set({}); });
   if (options.all) {
     STASIS_TRY_ASSIGN(auto all, recover_all(context.environment(*driver)));
     std::move(all.begin(), all.end(), std::back_inserter(reports));
@@ -83,6 +91,7 @@ Result<int> run_recover(Context& context, RecoverArguments& options) {
     STASIS_TRY_ASSIGN(auto one, recover(context.environment(*driver), options.target.pid));
     reports.push_back(std::move(one));
   }
+  ticker.reset();
   int status = 0;
   bool interrupted = false;
   for (const RecoverReport& report : reports) {

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <list>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -18,6 +19,7 @@
 #include "base/printable.h"
 #include "cli/group.h"
 #include "cli/help.h"
+#include "cli/ticker.h"
 #include "cli/verbs.h"
 #include "image/image_reader.h"
 #include "job/registry.h"
@@ -187,7 +189,10 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   STASIS_TRY_ASSIGN(auto part, options.group.join_image(options.restore, time_to_come(options),
                                                         context.interrupt));
   options.restore.part = part.get();
+  std::optional<Ticker> ticker;
+  ticker.emplace(context.terminal, context.interrupt);
   STASIS_TRY_ASSIGN(auto report, restore(context.environment(*driver), options.restore));
+  ticker.reset();
   // The job has its tool, whatever has become of the others.
   if (auto heard = leave_group(part.get(), subject_text(report) + " is restored"); !heard)
     context.note(heard.error().to_string() + "; " + heard.error().remedy);

@@ -41,7 +41,7 @@ Verb add_resume(CLI::App& app) {
             STASIS_TRY(options->group.open());
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
-            const Ticker ticker(context.terminal);
+            const Ticker ticker(context.terminal, context.interrupt);
             // How long the others may take to come, which are waited for afterwards.
             const auto timeout =
                 options->limit.count() > 0 ? options->limit : GroupPartOptions().timeout;

@@ -34,7 +34,7 @@ Verb add_suspend(CLI::App& app) {
             STASIS_TRY(options->group.open());
             STASIS_TRY(reach(context, options->target));
             STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
-            const Ticker ticker(context.terminal);
+            const Ticker ticker(context.terminal, context.interrupt);
             STASIS_TRY_ASSIGN(const auto part,
                               options->group.join(Operation::kSuspend, options->suspend.timeout,
                                                   context.interrupt));

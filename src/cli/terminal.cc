@@ -22,6 +22,8 @@ namespace {
 constexpr std::chrono::milliseconds kQuietTime{1000};
 constexpr std::chrono::milliseconds kInterval{100};
 constexpr std::size_t kBarWidth = 24;
+// In the place of a phase, once a stop was asked for.
+constexpr std::string_view kStoppingText = "stopping";
 
 std::size_t terminal_width() {
   winsize size{};
@@ -105,15 +107,22 @@ void Terminal::update(std::string_view phase, std::uint64_t done, std::uint64_t 
     const std::scoped_lock lock(mutex_);
     if (!tty_ || quiet_) return;
     last_told_ = Clock::now();
-    show_progress(phase, done, total);
+    show_progress(stopping_ ? kStoppingText : phase, done, total);
+  });
+}
+
+void Terminal::set_stopping(bool stopping) noexcept {
+  quietly([&] {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = stopping;
   });
 }
 
 void Terminal::tick(const std::string& phase) noexcept {
   quietly([&] {
     const std::scoped_lock lock(mutex_);
-    if (!tty_ || quiet_ || phase.empty() || Clock::now() - last_told_ < kQuietTime) return;
-    show_progress(phase, 0, 0);
+    if (!tty_ || quiet_ || Clock::now() - last_told_ < kQuietTime) return;
+    if (stopping_ || !phase.empty()) show_progress(stopping_ ? kStoppingText : phase, 0, 0);
   });
 }
 

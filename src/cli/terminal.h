@@ -48,6 +48,8 @@ class Terminal final : public Progress {
 
   // The same of a step that tells nothing itself; left out while update() is called.
   void tick(const std::string& phase) noexcept;
+  // What update() shows is named "stopping" instead.
+  void set_stopping(bool stopping) noexcept;
 
   // Whatever a terminal could obey is replaced by '?' in all of these.
   void out(const std::string& line) noexcept;        // a result
@@ -78,6 +80,7 @@ class Terminal final : public Progress {
   int verbose_ = 0;
   std::optional<Log> log_;
   bool line_shown_ = false;
+  bool stopping_ = false;
   int lost_ = 0;  // the errno of the first result that could not be written
   bool lost_reported_ = false;
   std::string phase_;

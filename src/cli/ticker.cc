@@ -5,10 +5,11 @@
 #include <system_error>
 
 #include "base/phases.h"
+#include "operations/rollback.h"
 
 namespace stasis::cli {
 
-Ticker::Ticker(Terminal& terminal) {
+Ticker::Ticker(Terminal& terminal, const Interrupt& interrupt) {
   if (!terminal.has_moving_line()) return;
   // Signals are for the thread that waits in the operation.
   sigset_t all;
@@ -16,7 +17,7 @@ Ticker::Ticker(Terminal& terminal) {
   sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
-    thread_ = std::thread([this, &terminal] { run(terminal); });
+    thread_ = std::thread([this, &terminal, &interrupt] { run(terminal, interrupt); });
   } catch (const std::system_error&) {
     // No thread to be had: the operation is no worse for it.
   }
@@ -33,11 +34,14 @@ Ticker::~Ticker() {
   thread_.join();
 }
 
-void Ticker::run(Terminal& terminal) {
+void Ticker::run(Terminal& terminal, const Interrupt& interrupt) {
   constexpr std::chrono::milliseconds kTick{200};
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kTick, [this] { return ends_; }))
-    terminal.tick(CurrentPhase::get());
+  while (!changed_.wait_for(lock, kTick, [this] { return ends_; })) {
+    const std::string phase = CurrentPhase::get();
+    terminal.set_stopping(interrupt.requested() && phase != kRollBackPhase);
+    terminal.tick(phase);
+  }
 }
 
 }  // namespace stasis::cli

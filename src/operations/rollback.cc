@@ -6,11 +6,15 @@
 
 #include <fmt/format.h>
 
+#include "base/phases.h"
+#include "base/scope_guard.h"
 #include "direct/agent_client.h"
 
 namespace stasis {
 
 Error roll_back(const Environment& env, OpenedTree& opened, Error why, const std::string& stays) {
+  CurrentPhase::set(kRollBackPhase);
+  const ScopeGuard end_phase([] { CurrentPhase::set({}); });
   opened.direct.wait_for_copy(why);
   return rolled_back(env, opened, std::move(why), opened.tree.roll_back(), stays);
 }

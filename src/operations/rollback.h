@@ -10,6 +10,9 @@
 
 namespace stasis {
 
+// CurrentPhase during a roll-back, which is no measured phase.
+inline constexpr const char* kRollBackPhase = "roll back";
+
 // Rolls the tree back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, but for what `stays` says, or kNotRolledBack
 // with both.

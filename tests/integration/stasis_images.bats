@@ -3,9 +3,7 @@
 
 load helpers
 load stasis_lib
-
-setup() { setup_stasis; }
-teardown() { end_stasis; }
+load agent_lib
 
 # nothing_in_state: no record, no file of a suspended process, no working directory.
 nothing_in_state() {
@@ -305,6 +303,22 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
     "stasis restore --images-dir $image --detach" "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&-
   tr '\r' '\n' <"$BATS_TEST_TMPDIR/shown" | grep -qE "restore +\[[#.]+\] +[0-9]+%"
   target_goes_on
+  restored_verifies
+}
+
+@test "a restore by the direct path shows each phase, and that it stops when it is asked to" {
+  need_root "CRIU"
+  start_agent memory --size 8M
+  dump_it
+  STASIS_SIM_FAULTS="context:delay=3s; transfer:delay=1s" TERM=xterm script -qec \
+    "stasis restore --images-dir $image --detach" "$BATS_TEST_TMPDIR/shown" >/dev/null 2>&1 </dev/null 3>&-
+  cat -v "$BATS_TEST_TMPDIR/shown"
+  tr '\r' '\n' <"$BATS_TEST_TMPDIR/shown" | grep -qE "(repopulate|copy in|open|restore) +.*[0-9]+ s"
+  target_goes_on
+  STASIS_SIM_FAULTS="checkpoint:delay=5s" TERM=xterm script -qec \
+    "stasis suspend $TARGET --path driver & sleep 1; kill -TERM \$!; wait" "$BATS_TEST_TMPDIR/stopped" >/dev/null 2>&1 </dev/null 3>&-
+  cat -v "$BATS_TEST_TMPDIR/stopped"
+  tr '\r' '\n' <"$BATS_TEST_TMPDIR/stopped" | grep -qE "(stopping|roll back) +[[0-9]"
   restored_verifies
 }
 
