@@ -8,6 +8,7 @@
 #include "base/phases.h"
 #include "base/scope_guard.h"
 #include "base/trace.h"
+#include "checkpoint/journal.h"
 #include "checkpoint/process_tree.h"
 #include "cli/help.h"
 #include "cli/target.h"
@@ -15,6 +16,7 @@
 #include "cli/verbs.h"
 #include "doctor/machine.h"
 #include "doctor/processes.h"
+#include "proc/procfs.h"
 
 namespace stasis::cli {
 namespace {
@@ -60,7 +62,8 @@ Verdict verdict_of(const std::vector<Obstacle>& machine, const std::vector<Obsta
     if (obstacle.severity != Severity::kRed) continue;
     if (!is_only_for_images(obstacle)) out.suspend.push_back(&obstacle);
     out.dump.push_back(&obstacle);
-    out.restore.push_back(&obstacle);
+    // A restore reads the disk, and needs no room on it.
+    if (obstacle.id != ObstacleId("disk")) out.restore.push_back(&obstacle);
   }
   for (const Obstacle& obstacle : tree) {
     if (obstacle.severity != Severity::kRed) continue;
@@ -132,10 +135,27 @@ nlohmann::json verdict_json(const Verdict& verdict) {
           {"restore", one(verdict.restore)}};
 }
 
+// Another tool works on a process of the tree. Looked for before the driver is asked, which keeps
+// its asker waiting while another tool's call goes on.
+Result<std::optional<Obstacle>> find_busy(Pid root) {
+  STASIS_TRY_ASSIGN(const auto infos, proc::ProcFs().tree(root));
+  std::vector<JournalTarget> targets;
+  for (const proc::ProcessInfo& info : infos)
+    targets.emplace_back(info.id(), CudaState::kRunning);
+  const auto free = check_not_busy(targets);
+  if (free) return std::optional<Obstacle>();
+  if (free.error().code != ErrorCode::kBusy) return fail(free.error());
+  return std::optional<Obstacle>(
+      {"cuda-state", Severity::kRed, root, free.error().message, free.error().remedy});
+}
+
 Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& options,
                                            const Interrupt& interrupt) {
   const Span span(TraceKind::kPhase, "processes");
   const proc::ProcFs procfs;
+  // What the tree is like changes until the other tool has done.
+  STASIS_TRY_ASSIGN(auto busy, find_busy(options.target.pid));
+  if (busy) return std::vector<Obstacle>{std::move(*busy)};
   STASIS_TRY_ASSIGN(auto group, ProcessTree::open(driver, options.target.pid));
   group.dismiss();
   // Its standard streams are connected again wherever it is restored.

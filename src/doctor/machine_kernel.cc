@@ -180,13 +180,18 @@ void probe_permissions(const KernelFolders& folders, Obstacles& out) {
     return;
   }
   const auto has = [&](Capability which) { return (*capabilities >> which & 1) != 0; };
-  const std::string who = fmt::format("user {}", ::geteuid());
+  const bool is_root = ::geteuid() == 0;
+  const std::string who = is_root ? "root" : fmt::format("user {}", ::geteuid());
   std::vector<std::string> missing;
-  if (!has(kSysPtrace)) missing.emplace_back("no CAP_SYS_PTRACE: only programs of this user");
+  const auto miss = [&](const std::string& names, const char* consequence) {
+    missing.push_back(fmt::format("{} {}{}: {}", missing.empty() ? who + " lacks" : "it lacks",
+                                  names, missing.empty() ? " here" : "", consequence));
+  };
+  if (!has(kSysPtrace)) miss("CAP_SYS_PTRACE", "it reaches no programs of other users");
   if (!has(kSysResource))
-    missing.emplace_back("no CAP_SYS_RESOURCE: no dumps of other users' programs, and slower ones");
+    miss("CAP_SYS_RESOURCE", "it cannot dump other users' programs, and dumps are slower");
   if (const auto lacking = Criu::capabilities_to_restore() & ~*capabilities; lacking != 0)
-    missing.push_back(fmt::format("no {}: no restores, no jobs", proc::capability_names(lacking)));
+    miss(proc::capability_names(lacking), "no restores, no jobs");
   if (!has(kSysAdmin) && !has(kCheckpointRestore)) {
     // Short, because the doctor's first lines have it: what else is missing matters to none then.
     out.push_back(
@@ -194,11 +199,15 @@ void probe_permissions(const KernelFolders& folders, Obstacles& out) {
             fmt::format("{} may not dump or restore: neither CAP_SYS_ADMIN nor "
                         "CAP_CHECKPOINT_RESTORE",
                         who),
-            "run as root (sudo), or see docs/without-root.md; in a container, start it with "
-            "--privileged"));
+            is_root ? "add one of them: in a container, start it with --privileged"
+                    : "run as root (sudo), or see docs/without-root.md; in a container, start it "
+                      "with --privileged"));
   } else if (!missing.empty()) {
-    out.push_back(yellow(kId, fmt::format("{}: {}", who, fmt::join(missing, "; ")),
-                         "run as root; in a container, add these capabilities"));
+    constexpr const char* kAdd =
+        "add these capabilities, where what started this shell takes them away: a container "
+        "(--cap-add), a unit of systemd (CapabilityBoundingSet)";
+    out.push_back(yellow(kId, fmt::to_string(fmt::join(missing, "; ")),
+                         is_root ? kAdd : "run as root; in a container, add these capabilities"));
   } else {
     out.push_back(green(kId, who + " with all capabilities that are needed"));
   }

@@ -29,6 +29,14 @@ constexpr std::uint64_t kHostPart = 1U << 30;  // what a CUDA program has beside
 constexpr std::uint64_t kFullDisk = 64 * kMiB;
 constexpr std::uint64_t kTrial = 64 * kMiB;
 
+std::string parent_of(std::string path) {
+  while (path.size() > 1 && path.back() == '/')
+    path.pop_back();
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return path.substr(0, std::max<std::size_t>(slash, 1));
+}
+
 // The directory or the nearest one above it that is there.
 Result<std::string> nearest_existing(std::string path) {
   for (;;) {
@@ -41,8 +49,7 @@ Result<std::string> nearest_existing(std::string path) {
                   "name a directory for images");
     }
     if (errno != ENOENT) return fail(errno_error("cannot stat " + path, errno));
-    const std::size_t slash = path.rfind('/');
-    path = slash == std::string::npos ? "." : path.substr(0, std::max<std::size_t>(slash, 1));
+    path = parent_of(std::move(path));
   }
 }
 
@@ -91,6 +98,14 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
     out.push_back(from_error(Severity::kRed, kId, place.error(), kElsewhere));
     return;
   }
+  // A dump, and a job, make the last folder of the path alone.
+  const std::string parent = parent_of(directory);
+  struct stat above {};
+  if (::stat(parent.c_str(), &above) != 0) {
+    out.push_back(red(kId, fmt::format("{} does not exist, and a dump does not make it", parent),
+                      fmt::format("make it (`mkdir -p {}`), or {}", parent, kElsewhere)));
+    return;
+  }
   struct statvfs info {};
   if (::statvfs(place->c_str(), &info) != 0) {
     out.push_back(
@@ -111,7 +126,10 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
                            : fmt::format("{} does not say how much is free", *place);
   constexpr const char* kMakeRoom = "free some space, or choose a directory on another file system";
   if (free < kFullDisk) {
-    out.push_back(red(kId, what, kMakeRoom));
+    out.push_back(red(kId,
+                      fmt::format("{}, and an image needs {} at least", what,
+                                  format_bytes(std::max(kFullDisk, gpu_bytes))),
+                      kMakeRoom));
     return;
   }
   if (free > 2 * kTrial) {

@@ -202,11 +202,13 @@ TEST_F(Machine, capabilities_are_told) {
   const std::uint64_t all = ptrace | admin | resource | Criu::capabilities_to_restore();
   const std::map<std::uint64_t, std::pair<Severity, std::string>> cases = {
       {all, {Severity::kGreen, "all capabilities"}},
-      {all & ~resource, {Severity::kYellow, "no CAP_SYS_RESOURCE"}},
-      {all & ~net, {Severity::kYellow, "no CAP_NET_ADMIN: no restores"}},
+      {all & ~resource,
+       {Severity::kYellow, "lacks CAP_SYS_RESOURCE here: it cannot dump other users"}},
+      {all & ~net, {Severity::kYellow, "lacks CAP_NET_ADMIN here: no restores"}},
       // What a container has that was started with --cap-add SYS_ADMIN.
-      {all & ~net & ~time, {Severity::kYellow, "no CAP_NET_ADMIN, CAP_SYS_TIME: no restores"}},
-      {all & ~ptrace, {Severity::kYellow, "no CAP_SYS_PTRACE"}},
+      {all & ~net & ~time,
+       {Severity::kYellow, "lacks CAP_NET_ADMIN, CAP_SYS_TIME here: no restores"}},
+      {all & ~ptrace, {Severity::kYellow, "lacks CAP_SYS_PTRACE here"}},
       {all & ~admin, {Severity::kRed, "neither CAP_SYS_ADMIN nor"}},
       {0, {Severity::kRed, "may not dump or restore"}}};
   for (const auto& [bits, expected] : cases) {
@@ -337,16 +339,18 @@ TEST_F(Machine, shared_memory_must_be_a_tmpfs) {
 
 TEST_F(Machine, the_disk_is_that_of_the_nearest_directory) {
   write("file", "");
-  probe_disk(top_ + "/a/b/", 0, interrupt_, out_);
+  probe_disk(top_ + "/a/", 0, interrupt_, out_);
   probe_disk(top_, 1ULL << 60, interrupt_, out_);
   probe_disk(top_ + "/file", 0, interrupt_, out_);
   probe_disk("/proc/self", 0, interrupt_, out_);
-  ASSERT_EQ(out_.size(), 4U);
+  probe_disk(top_ + "/a/b/", 0, interrupt_, out_);
+  ASSERT_EQ(out_.size(), 5U);
   EXPECT_THAT(out_[0].what, AllOf(HasSubstr("free in " + top_), testing::Not(HasSubstr("/a"))));
   EXPECT_THAT(out_[1].what, HasSubstr("free in " + top_));
   EXPECT_NE(out_[1].severity, Severity::kGreen);
   EXPECT_THAT(out_[2], is("disk", Severity::kRed, "is no directory"));
   EXPECT_THAT(out_[3], is("disk", Severity::kRed, "/proc/self"));
+  EXPECT_THAT(out_[4], is("disk", Severity::kRed, top_ + "/a does not exist"));
   EXPECT_EQ(std::distance(fs::directory_iterator(top_), fs::directory_iterator()), 1);
 }
 

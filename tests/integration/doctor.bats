@@ -76,7 +76,7 @@ unharmed() {
 }
 
 @test "the doctor finds this machine fit, tries each GPU, and leaves nothing behind" {
-  capture stasis doctor --json --images-dir "$BATS_TEST_TMPDIR/not/there"
+  capture stasis doctor --json --images-dir "$BATS_TEST_TMPDIR/there"
   printf '%s\n' "$out"
   ((status == 0))
   [[ $(json 'd["light"]') =~ ^(green|yellow)$ ]]
@@ -98,6 +98,38 @@ restore here: yes"
   done_by doctor --no-trial -v
   assert_contains "$out" "This machine"
   assert_contains "$out" "  green   "
+}
+
+@test "a disk on which no image can be made is told so: dump: no, with what is needed, and restore: yes" {
+  capture stasis doctor --no-trial --images-dir "$BATS_TEST_TMPDIR/not/there"
+  ((status == 1))
+  assert_equal "$(head -3 <<<"$out")" "suspend: yes
+dump: no, because $BATS_TEST_TMPDIR/not does not exist, and a dump does not make it
+restore here: yes"
+  mkdir "$BATS_TEST_TMPDIR/disk"
+  mount -t tmpfs -o size=1m tmpfs "$BATS_TEST_TMPDIR/disk" || skip "no file system can be mounted here"
+  echo "$BATS_TEST_TMPDIR/disk" >>"$BATS_TEST_TMPDIR/mounts"
+  capture stasis doctor --no-trial --images-dir "$BATS_TEST_TMPDIR/disk/image"
+  ((status == 1))
+  assert_equal "$(sed -n '2,3p' <<<"$out")" "dump: no, because 1.00 MiB free in $BATS_TEST_TMPDIR/disk, and an image needs 64.0 MiB at least
+restore here: yes"
+}
+
+has_a_record_of() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json; }
+@test "a process on which another stasis works is told as busy, with the tool" {
+  start_target memory --size 4M
+  STASIS_SIM_FAULTS="checkpoint:delay=4s" stasis suspend "$TARGET" >/dev/null 2>&1 3>&- &
+  local tool=$!
+  wait_until 60 has_a_record_of "$tool"
+  capture timeout -s KILL 60 stasis doctor --no-trial "$TARGET"
+  wait "$tool"
+  ((status == 1))
+  assert_equal "$(sed -n '1,2p' <<<"$out" | sed 's/ (process [0-9]*)//')" \
+    "suspend: no, because \`stasis suspend\` is working on process $TARGET
+dump: no, for the same reason"
+  stasis resume "$TARGET"
+  target_goes_on
+  target_verifies
 }
 
 @test "to a user without capabilities the verdict says that suspend works, and dump does not" {
