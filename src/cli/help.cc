@@ -127,7 +127,10 @@ CLI::Validator one_of(std::vector<std::string> words) {
   return CLI::Validator(
       [words = std::move(words)](const std::string& word) {
         if (std::find(words.begin(), words.end(), word) != words.end()) return std::string();
-        return fmt::format("'{}' is none of its words: {}", word, fmt::join(words, ", "));
+        const auto last = std::prev(words.end());
+        const std::string rest = fmt::to_string(fmt::join(words.begin(), last, ", "));
+        return fmt::format("'{}' is not allowed; use {}{}{}", word, rest,
+                           rest.empty() ? "" : " or ", *last);
       },
       known);
 }

@@ -120,15 +120,13 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
   show("options", words.empty() ? "none" : words);
   std::string here;
   if (restorable(report)) {
-    here = verified
-               ? "nothing known stands in the way of a restore on this machine, now"
-               : "nothing known stands in the way of a restore on this machine, now; the pages "
-                 "were not read (--verify)";
+    here = verified ? "can be restored here, as far as known"
+                    : "can be restored here, as far as known; --verify also reads every byte";
   }
   if (is_for_a_job(m)) {
     here += fmt::format(
-        "{}it has what was in the /dev/shm of a job: `stasis run --images-dir` goes "
-        "on from it, `stasis restore` does not",
+        "{}this is a job's image: continue it by `stasis run --images-dir`, not by `stasis "
+        "restore`",
         here.empty() ? "" : "\n");
   }
   if (!report.used_up.empty()) {

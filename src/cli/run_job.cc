@@ -38,7 +38,7 @@ void add_save_options(CLI::App& command, RunArguments& arguments, CLI::Option* d
   const auto add_positive = [&](const std::string& name, milliseconds& to,
                                 const std::string& description) {
     const auto take = [name, &to](milliseconds value) {
-      if (value.count() == 0) throw CLI::ValidationError(name, "0 is no duration to wait for");
+      if (value.count() == 0) throw CLI::ValidationError(name + " needs more than 0");
       to = value;
     };
     add_duration(command, name, "s", take, description)->needs(dir)->group(kGroup);
@@ -61,9 +61,7 @@ void add_save_options(CLI::App& command, RunArguments& arguments, CLI::Option* d
   add_positive("--grace", job.grace,
                "how long a save before its end may take; then it gets the signal itself [120s]");
   command
-      .add_flag("--whole", job.whole,
-                "write each image whole; otherwise GPU memory that the image before has already is "
-                "not written again")
+      .add_flag("--whole", job.whole, "write all GPU memory each time, not only what has changed")
       ->needs(dir)
       ->group(kGroup);
   command

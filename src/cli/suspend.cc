@@ -18,7 +18,7 @@ Verb add_suspend(CLI::App& app) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
-      "suspend", "lock and checkpoint a process tree: its GPU memory becomes free");
+      "suspend", "free a program's GPU memory; it stands still until it is resumed");
   add_target(*command, options->target);
   add_timeout(*command, options->suspend.timeout);
   add_path(*command, options->suspend.path);

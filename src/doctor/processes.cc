@@ -240,7 +240,8 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
         {"terminal",
          Severity::kGreen,
          {},
-         "it hangs on a terminal or a session of another program: --shell-job will be set"});
+         "it belongs to a terminal, or to the session of another program such as your shell; a "
+         "dump allows for that: --shell-job will be set"});
   }
   for (Obstacle& obstacle :
        find_undumpable(procfs, tree.members(), options, simulated, connected, interrupt))

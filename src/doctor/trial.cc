@@ -412,9 +412,10 @@ void try_gpus(Driver& driver, const std::vector<Gpu>& gpus, const Interrupt& int
     if (const int count = users[gpus[i].uuid]; count > 0) {
       // direct/mover_server.h says what is with that.
       out.push_back(yellow("trial",
-                           fmt::format("{} was not tried: it is used by {} process{}, and one that "
-                                       "was suspended before could lose it to a trial",
-                                       name, count, count == 1 ? "" : "es"),
+                           fmt::format("{} was not tested, because {} using it and a test could "
+                                       "disturb {}",
+                                       name, count == 1 ? "a program is" : "programs are",
+                                       count == 1 ? "it" : "them"),
                            "run the doctor when the GPU is free; --no-trial leaves this out"));
       continue;
     }

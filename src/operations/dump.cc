@@ -245,7 +245,9 @@ class DumpRun {
     criu_options_ = options_.criu;
     if (!criu_options_.shell_job && proc::is_shell_job(tree().infos())) {
       criu_options_.shell_job = true;
-      env_.tell("the job hangs on a terminal or session of another program: --shell-job is set");
+      env_.tell(
+          "the job belongs to a terminal, or to the session of another program such as your shell; "
+          "the dump allows for that: --shell-job is set");
     }
     connections_.choose(tree().infos(), criu_options_);
     STASIS_TRY(refuse_undumpable(env_, tree().members(), criu_options_, options_));

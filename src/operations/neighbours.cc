@@ -72,8 +72,7 @@ void tell_of_held(const Environment& env, const std::vector<proc::ProcessInfo>& 
   if (who.empty()) return;
   env.tell(fmt::format(
       "on the same GPU runs a program that was suspended or restored before: process {}; "
-      "a kernel of it that takes more than some 4 s meanwhile is lost with it (Xid 109): "
-      "suspend it first if it has such",
+      "if it runs a kernel of over 4 s now, the driver may end it (Xid 109); suspend it first",
       named(who)));
 }
 
@@ -89,9 +88,9 @@ void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::
   tell_of_held(env, found.held_before);
   if (found.others.empty()) return;
   env.tell(fmt::format(
-      "it comes back to a GPU that another program uses: process {}; from then on a kernel of it "
-      "that takes more than some 4 s, as one does that waits for another rank, is lost with it "
-      "when the GPU is to switch (Xid 109): end or suspend the other one first if it has such",
+      "it comes back to a GPU that another program uses: process {}; if it runs a kernel of over "
+      "4 s then, as one does that waits for another rank, the driver may end it (Xid 109); end or "
+      "suspend the other one first",
       named(found.others)));
 }
 

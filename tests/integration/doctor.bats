@@ -71,7 +71,7 @@ unharmed() {
   capture stasis doctor --json
   ((status == 0))
   assert_contains "$(json "[f['what'] for f in d['machine'] if f['id'] == 'trial' and f['light'] == 'yellow'][0]")" \
-    "was not tried: it is used by 1 process"
+    "was not tested, because a program is using it"
   target_goes_on
 }
 

@@ -167,7 +167,7 @@ for verb in json.load(sys.stdin)["verbs"]:
   assert_contains "$err" "DIR is required"
   assert_contains "$err" "stasis dump [OPTION]... PID DIR"
   refused 2 usage dump 1 x --sync twice
-  assert_contains "$err" "'twice' is none of its words: disk, none"
+  assert_contains "$err" "'twice' is not allowed; use disk or none"
   refused 2 usage run --keep 0 -D x -- true
   assert_contains "$err" "'0' is no whole number from 1 to 1000"
 }

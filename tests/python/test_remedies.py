@@ -171,7 +171,7 @@ class Remedies(harness.Case):
         session = unittest.mock.Mock()
 
         def told(*given):
-            given[-1]("the job hangs on a terminal: --shell-job is set")
+            given[-1]("the dump allows for that: --shell-job is set")
             return report
 
         session.suspend = session.resume = session.dump = session.restore = told
@@ -184,7 +184,7 @@ class Remedies(harness.Case):
             stasis.dump(12, "/nonexistent", note=notes.append)
             stasis.restore("/nonexistent", note=notes.append)
             found = stasis.inspect("/nonexistent")["checks"]
-        self.assertEqual(notes, ["the job hangs on a terminal: shell_job=True is set"] * 4)
+        self.assertEqual(notes, ["the dump allows for that: shell_job=True is set"] * 4)
         self.assertEqual(found[0]["remedy"], "name it with gpu_mapping={OLD: NEW}")
 
 
