@@ -20,15 +20,18 @@ std::string words_of(const std::string& why) {
   return "of pools, of cuMemCreate, managed, or a module's";
 }
 
+std::string in_blocks(std::uint64_t count) {
+  return fmt::format("in {} block{}", count, count == 1 ? "" : "s");
+}
+
 void print(Context& context, const AttachReport& report) {
   if (report.was_so) {
     context.terminal.out(subject_text(report) + " had its agent already");
     for (const AttachedProcess& one : report.attached) {
       for (const AttachedProcess::Left& left : one.left) {
         context.terminal.out(fmt::format(
-            "  process {} ({}): {} in {} blocks stayed with the driver when it came: "
-            "{}",
-            one.pid.value, one.comm, format_bytes(left.bytes), left.count, words_of(left.why)));
+            "  process {} ({}): {} {} stayed with the driver when it came: {}", one.pid.value,
+            one.comm, format_bytes(left.bytes), in_blocks(left.count), words_of(left.why)));
       }
     }
     return;
@@ -37,13 +40,13 @@ void print(Context& context, const AttachReport& report) {
                                    format_seconds(report.total), downtime_text(report)));
   for (const AttachedProcess& one : report.attached) {
     if (one.was_so) continue;
-    context.terminal.out(fmt::format(
-        "  process {} ({}): {} of GPU memory in {} blocks are the "
-        "agent's now",
-        one.pid.value, one.comm, format_bytes(one.converted_bytes), one.converted_count));
+    context.terminal.out(fmt::format("  process {} ({}): the agent has {} of GPU memory {} now",
+                                     one.pid.value, one.comm, format_bytes(one.converted_bytes),
+                                     in_blocks(one.converted_count)));
     for (const AttachedProcess::Left& left : one.left) {
-      context.terminal.out(fmt::format("    {} in {} blocks stay with the driver: {}",
-                                       format_bytes(left.bytes), left.count, words_of(left.why)));
+      context.terminal.out(fmt::format("    {} {} stay{} with the driver: {}",
+                                       format_bytes(left.bytes), in_blocks(left.count),
+                                       left.count == 1 ? "s" : "", words_of(left.why)));
     }
   }
 }

@@ -99,6 +99,25 @@ Error unknown(const std::string& path, const std::string& what, const std::strin
           {}};
 }
 
+// "PATH:LINE" where a line of the file begins with the name in its section, else the path.
+std::string place_of(const std::string& path, const std::string& text,
+                     const CLI::ConfigItem& item) {
+  std::istringstream lines(text);
+  const std::string section = fmt::format("{}", fmt::join(item.parents, "."));
+  std::string current;
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    const std::size_t begin = line.find_first_not_of(" \t\"'");
+    if (begin == std::string::npos) continue;
+    if (line[begin] == '[') {
+      current = line.substr(begin + 1, line.find(']', begin) - begin - 1);
+    } else if (current == section && line.compare(begin, item.name.size(), item.name) == 0) {
+      return fmt::format("{}:{}", path, number);
+    }
+  }
+  return path;
+}
+
 // Nothing if there is such an option, of that verb or, without one, of any.
 std::optional<Error> check(const CLI::App& app, const std::string& path,
                            const CLI::ConfigItem& item) {
@@ -140,12 +159,13 @@ Configuration read_configuration(const CLI::App& app) {
   Configuration out;
   for (const std::string& path : paths()) {
     ConfigFile file{path, false, true, {}};
-    std::istringstream text(read_trusted(file));
+    const std::string content = read_trusted(file);
+    std::istringstream text(content);
     out.files.push_back(file);
     if (!file.read) continue;
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(text)) {
       if (item.name == "++" || item.name == "--") continue;  // a section begins, or ends
-      if (auto error = check(app, path, item)) {
+      if (auto error = check(app, place_of(path, content, item), item)) {
         if (!out.error) out.error = std::move(error);
         continue;
       }

@@ -152,7 +152,8 @@ Error usage_error(CLI::App& app, const CLI::ParseError& error) {
   return {
       ErrorCode::kUsage, unknown.empty() ? message_of(app, error) : unknown,
       fmt::format("write `{}`{}; see `stasis {}--help`", usage_of(verb == nullptr ? app : *verb),
-                  how_many(verb, error), verb == nullptr ? "" : verb->get_name() + " ")};
+                  unknown.empty() ? how_many(verb, error) : "",
+                  verb == nullptr ? "" : verb->get_name() + " ")};
 }
 
 // The error of a value that a file has set: the command line alone is fine.
@@ -325,7 +326,7 @@ int print_asked(const CLI::App& app, Context& context, const CLI::ParseError& as
       help.pop_back();
     context.terminal.out_block(help);
   }
-  return context.terminal.report_lost_output() ? exit_status(ErrorCode::kIo) : 0;
+  return context.terminal.report_lost_output(false) ? exit_status(ErrorCode::kIo) : 0;
 }
 
 int run_verb(const Verb& verb, Context& context) {
@@ -343,7 +344,9 @@ int run_verb(const Verb& verb, Context& context) {
                               fault_not_reached()));
   }
   if (!status) return report_error(context, status.error());
-  const bool lost = terminal.report_lost_output();
+  // It has signals as an acting verb has, and has changed nothing: it ends as `ps` does.
+  if (name == "doctor" && terminal.lost_to_a_closed_pipe()) return 128 + SIGPIPE;
+  const bool lost = terminal.report_lost_output(verb.acts && name != "doctor");
   return lost && *status == 0 ? exit_status(ErrorCode::kIo) : *status;
 }
 

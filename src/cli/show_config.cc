@@ -64,6 +64,34 @@ bool is_for(const CLI::App& verb, const ConfigValue& value) {
   return verb.get_option_no_throw("--" + value.option) != nullptr;
 }
 
+// What a terminal is too narrow for would be cut: where a value is from stands below it then.
+std::string fitting_table(std::vector<std::vector<std::string>> lines) {
+  const auto width = Terminal::columns();
+  const std::string whole = table(lines);
+  if (!width) return whole;
+  bool fits = true;
+  for (std::size_t at = 0; at < whole.size();) {
+    const std::size_t end = std::min(whole.find('\n', at), whole.size());
+    fits = fits && cli::columns_of(std::string_view(whole).substr(at, end - at)) <= *width;
+    at = end + 1;
+  }
+  if (fits) return whole;
+  std::vector<std::string> from;
+  for (auto& line : lines) {
+    from.push_back(std::move(line.back()));
+    line.pop_back();
+  }
+  const std::string narrow = table(lines);
+  std::string out;
+  std::size_t at = 0;
+  for (const std::string& place : from) {
+    const std::size_t end = std::min(narrow.find('\n', at), narrow.size());
+    out += (out.empty() ? "" : "\n") + narrow.substr(at, end - at) + "\n  " + place;
+    at = end + 1;
+  }
+  return out;
+}
+
 Result<int> run_config(Context& context, CLI::App& app, const std::string& verb) {
   const auto verbs =
       app.get_subcommands([](const CLI::App* one) { return !one->get_group().empty(); });
@@ -117,7 +145,7 @@ Result<int> run_config(Context& context, CLI::App& app, const std::string& verb)
   if (lines.size() == 1)
     context.terminal.out("no default is set; those of the program stand in `stasis VERB --help`");
   else
-    context.terminal.out_block(table(lines, Terminal::columns()));
+    context.terminal.out_block(fitting_table(std::move(lines)));
   return 0;
 }
 

@@ -282,7 +282,7 @@ void Terminal::error(const Error& error) noexcept {
   });
 }
 
-bool Terminal::report_lost_output() noexcept {
+bool Terminal::report_lost_output(bool acted) noexcept {
   int number = 0;
   {
     const std::scoped_lock lock(mutex_);
@@ -294,9 +294,9 @@ bool Terminal::report_lost_output() noexcept {
     error(
         {ErrorCode::kIo,
          fmt::format("the result cannot be written to standard output: {}", std::strerror(number)),
-         "redirect it to a place that accepts it; what was done to processes stays done, and "
-         "`stasis ps` "
-         "shows it"});
+         acted ? "redirect it to a place that accepts it; what was done to processes stays done, "
+                 "and `stasis ps` shows it"
+               : "redirect it to a place that accepts it"});
   });
   return true;
 }

@@ -8,6 +8,7 @@
 // Thread-safe: progress may come from another thread than the rest.
 #pragma once
 
+#include <cerrno>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -63,8 +64,11 @@ class Terminal final : public Progress {
 
   // Could a result not be written?
   bool lost_output() const noexcept { return lost_ != 0; }
-  // The same. Says so on standard error, the first time it is asked.
-  bool report_lost_output() noexcept;
+  // Did the reader go away, as that of `stasis doctor | head -1` does?
+  bool lost_to_a_closed_pipe() const noexcept { return lost_ == EPIPE; }
+  // Could a result not be written? Says so on standard error, the first time it is asked.
+  // `acted`: the result was of something done to processes.
+  bool report_lost_output(bool acted = true) noexcept;
 
  private:
   void clear_line(int timeout);

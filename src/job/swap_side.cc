@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <list>
 #include <memory>
 #include <optional>
@@ -210,6 +211,8 @@ void SwapSide::stop() {
 Error SwapSide::error() const {
   Error error;
   if (const Error* said = get<Error>()) error = *said;
+  // One that is named by its number, which the message has.
+  if (error.message.ends_with("process " + name_)) return error;
   return std::move(error).within(name_);
 }
 

@@ -100,6 +100,12 @@ restore here: yes"
   assert_contains "$out" "  green   "
 }
 
+@test "a reader that goes away ends the doctor without a word, as it ends ps" {
+  { stasis doctor --no-trial -v 2>"$BATS_TEST_TMPDIR/err" || echo $? >"$BATS_TEST_TMPDIR/ended"; } | (exec <&-)
+  assert_equal "$(<"$BATS_TEST_TMPDIR/ended")" 141
+  [[ $(<"$BATS_TEST_TMPDIR/err") != *error* ]]
+}
+
 @test "a disk on which no image can be made is told so: dump: no, with what is needed, and restore: yes" {
   capture stasis doctor --no-trial --images-dir "$BATS_TEST_TMPDIR/not/there"
   ((status == 1))

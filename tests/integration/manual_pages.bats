@@ -99,6 +99,7 @@ completed() {
   assert_contains "$err" "there is no verb 'dmup'; did you mean 'dump'?"
   refused 2 usage dump 1 --images-dri=/x
   assert_contains "$err" "there is no option '--images-dri'; did you mean '--images-dir'?"
+  [[ $err != *"one process or job"* ]]
   refused 2 usage restore --leave-suspend -D /x
   assert_contains "$err" "did you mean '--leave-suspended'?"
   refused 2 usage frobnicate
@@ -159,6 +160,8 @@ for verb in json.load(sys.stdin)["verbs"]:
   assert_contains "$out" "Usage: stasis suspend"
   done_by version
   assert_equal "${out%$'\n'}" "$(stasis -V)"
+  refused_by 1 io bash -c 'stasis version >/dev/full'
+  [[ $err != *"stasis ps"* ]]
   refused 2 usage help dmup
   assert_contains "$err" "did you mean 'dump'?"
   refused 2 usage suspend 1 2

@@ -81,10 +81,17 @@ teardown() { end_stasis; }
   assert_contains "$out" "it runs on"
 }
 
+@test "on a narrow terminal each value's place stands below it, and is not cut" {
+  printf '[dump]\ncompress = "lz4"\n' >"$CONFIG"
+  script -qec "stty cols 50; stasis config" /dev/null </dev/null >"$BATS_TEST_TMPDIR/shown" 3>&-
+  tr -d '\r' <"$BATS_TEST_TMPDIR/shown" | grep -qxE "  $CONFIG"
+  [[ $(<"$BATS_TEST_TMPDIR/shown") != *…* ]]
+}
+
 @test "a mistake in a file is refused with the file, and the call that sets no file goes on" {
   printf '[dump]\ncompres = "lz4"\n' >"$CONFIG"
   refused 2 usage ps
-  assert_contains "$err" "$CONFIG: 'dump' has no option 'compres' to set; did you mean 'compress'?"
+  assert_contains "$err" "$CONFIG:2: 'dump' has no option 'compres' to set; did you mean 'compress'?"
   refused 2 usage config
   STASIS_CONFIG='' done_by ps
   printf '[dmup]\ncompress = "lz4"\n' >"$CONFIG"

@@ -144,6 +144,7 @@ assert names >= set(sys.argv[3:]), names" "$@"
   assert_contains "$err" "$B does not run"
   refused 3 no-such-process swap "$A" no-such-job
   refused 3 no-such-process swap "$A" 2147483647
+  assert_contains "$err" "there is no process 2147483647 ["
   refused 2 device-map-invalid swap "$A" "$B" --device-map 0
   a_runs
   nothing_left
