@@ -343,7 +343,7 @@ class Tool {
                                     describe_other_ranks(*others), others->above.pid.value));
     }
     if (undone) {
-      say_state(process, &error);
+      say_state(process, options_.operation == Operation::kToggle ? &error : nullptr);
     } else {
       explain(undone.error());
     }
@@ -357,7 +357,8 @@ class Tool {
 
   // Whether the driver has refused to restore it where it was. It may have room for it later.
   bool is_refused(const Error& error) const {
-    return error.driver && !options_.gpus && error.code != ErrorCode::kOutOfGpuMemory;
+    return error.driver && !options_.gpus && error.code != ErrorCode::kOutOfGpuMemory &&
+           error.code != ErrorCode::kWrongState;
   }
 
   // After a failure: the state that the process is in now, and the way out of it. `restoring`: why

@@ -111,7 +111,10 @@ std::string place_of(const std::string& path, const std::string& text,
     if (begin == std::string::npos) continue;
     if (line[begin] == '[') {
       current = line.substr(begin + 1, line.find(']', begin) - begin - 1);
-    } else if (current == section && line.compare(begin, item.name.size(), item.name) == 0) {
+    } else if (current == section && line.compare(begin, item.name.size(), item.name) == 0 &&
+               (begin + item.name.size() == line.size() ||
+                std::string_view(" \t=\"'").find(line[begin + item.name.size()]) !=
+                    std::string_view::npos)) {
       return fmt::format("{}:{}", path, number);
     }
   }

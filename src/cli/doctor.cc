@@ -144,7 +144,8 @@ Result<std::optional<Obstacle>> find_busy(Pid root) {
     targets.emplace_back(info.id(), CudaState::kRunning);
   const auto free = check_not_busy(targets);
   if (free) return std::optional<Obstacle>();
-  if (free.error().code != ErrorCode::kBusy) return fail(free.error());
+  // What is wrong with the state directory is said of the machine.
+  if (free.error().code != ErrorCode::kBusy) return std::optional<Obstacle>();
   return std::optional<Obstacle>(
       {"cuda-state", Severity::kRed, root, free.error().message, free.error().remedy});
 }

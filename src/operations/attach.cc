@@ -321,7 +321,8 @@ class Attaching {
     for (AgentClient& agent : agents_)
       agent.begin(AgentCommand::kAdopt, direct::kLook);
     Result<void> found;
-    const auto deadline = Clock::now() + timeout_;
+    // The time limit is the user's, and may be that of a lock; a look takes what it takes.
+    const auto deadline = Clock::now() + timeout_ + kAtOnce;
     for (AgentClient& agent : agents_) {
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       auto one = agent.finish_unless(env_.interrupt, std::max(left, milliseconds(1)));
@@ -393,8 +394,8 @@ class Attaching {
   std::vector<AttachedProcess> report_;
 };
 
-// The gate of these is closed, and a call of the driver that has not returned keeps their agent
-// from opening it.
+// The gate of these is closed, and their agents are still at work: each opens it by itself when it
+// has done, or when the driver has answered it.
 Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
   if (standing.empty()) return why;
   std::string list;
@@ -402,11 +403,13 @@ Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
     list += fmt::format("{}{}", list.empty() ? "" : ", ", pid.value);
   why.code = ErrorCode::kNotRolledBack;
   why.message += fmt::format(
-      "; process {} stands still: the agent there waits for a call of the driver", list);
+      "; process {} stands still: the agent there is still exchanging memory, or waits for a call "
+      "of the driver",
+      list);
   why.remedy = fmt::format(
-      "see what the driver waits for: `cat /proc/{}/task/*/wchan`; when it answers, the program "
-      "runs on by itself, and `stasis recover {}` waits for that; if it never does, end the "
-      "program with `kill -9 {}`",
+      "wait: when the agent has done, the program runs on by itself, and `stasis recover {1}` "
+      "waits for that; what the driver waits for says `cat /proc/{0}/task/*/wchan`; if it never "
+      "answers, end the program with `kill -9 {2}`",
       standing.front().value, root.value, list.substr(0, list.find(',')));
   return why;
 }

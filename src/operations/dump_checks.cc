@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <set>
 #include <string_view>
 
@@ -18,6 +19,7 @@
 #include "doctor/criu_obstacles.h"
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
+#include "image/manifest_format.h"
 
 namespace stasis {
 
@@ -151,8 +153,11 @@ bool may_deduplicate(const Environment& env, const DumpOptions& options) {
 
 Result<void> check_base(const DumpOptions& options) {
   if (!options.base || options.base_may_be_empty) return {};
+  // One that cannot be read just now is none the less one, and is told of later.
+  const std::string manifest = *options.base + "/" + std::string(manifest_format::kName);
+  if (::access(manifest.c_str(), F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR)) return {};
   const auto image = ImageReader::open(*options.base);
-  if (image || image.error().code != ErrorCode::kImageIncomplete) return {};
+  if (image) return {};
   return fail(ErrorCode::kUsage,
               fmt::format("the base {} is no image: {}", *options.base, image.error().message),
               "give --base the directory of a finished dump of this job, or leave it out, which "
