@@ -294,13 +294,18 @@ Result<void> ProcessTree::lock(milliseconds timeout, const Interrupt& interrupt)
 
 namespace {
 
-Error another_program(const Process& process) {
+Error once_more(const Process& process, const char* what) {
   Error error{ErrorCode::kBusy,
-              fmt::format("process {} ({}) has just become another program (exec)",
-                          process.pid().value, process.info().comm),
+              fmt::format("process {} ({}) {}", process.pid().value, process.info().comm, what),
               "try again"};
   error.retry = Retry::kSame;
   return error;
+}
+Error another_program(const Process& process) {
+  return once_more(process, "has just become another program (exec)");
+}
+Error runs_again(const Process& process) {
+  return once_more(process, "runs again: it is another program (exec), or another tool acts on it");
 }
 
 }  // namespace
@@ -321,7 +326,7 @@ Result<void> ProcessTree::in_parallel(CudaState wanted,
     const bool is_another =
         wanted == CudaState::kLocked && !may_end && (!*state || *state == CudaState::kRunning);
     if (is_another && !procfs_.is_ending(member.process.pid()))
-      return fail(another_program(member.process));
+      return fail(*state ? runs_again(member.process) : another_program(member.process));
   }
   // The driver keeps the content in the target's own memory: its growth is the progress.
   const auto resident = [&] {

@@ -213,7 +213,8 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   }
   set_fault_criu(Pid{pid});
   CriuProcess started(std::move(*pidfd), pid, std::move(ours), std::move(errors));
-  started.own_group_ = options.own_process_group;
+  // What is restored onto our terminal is of that group, too.
+  started.own_group_ = options.own_process_group && !options.keep_stdin;
   return started;
 }
 

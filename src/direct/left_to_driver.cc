@@ -106,8 +106,7 @@ Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree
     const auto seen = AgentClient::probe(process.pid());
     if (!seen || !*seen || !(*seen)->of_our_version || direct::is_away((*seen)->state)) continue;
     // As a killed tool has left it: its agent is parked, too.
-    if (const auto state = process.cuda_state(); state && *state == CudaState::kCheckpointed)
-      continue;
+    if (process.is_kept_still()) continue;
     auto agent = find_agent(env, process, false);
     Result<bool> shares = false;
     if (!agent)

@@ -103,6 +103,7 @@ class MoveOut {
     if (plan_.only_agents()) {
       if (auto all = require_all(); !all) return give_up(std::move(all.error()));
     }
+    tell_of_driver(env_, plan_.left, "left with the driver by a tool that was killed");
     tell_of_driver(env_, plan_.locked,
                    "locked before, by another tool, and an agent is asked before that");
     if (agents_.empty()) return {};
@@ -471,6 +472,14 @@ class MoveOut {
   }
 
   Result<void> require_all() const {
+    if (!plan_.left.empty()) {
+      const Pid left = plan_.left.front()->pid();
+      return fail(ErrorCode::kBusy,
+                  fmt::format("a tool that was killed has left the GPU memory of process {} with "
+                              "the driver",
+                              left.value),
+                  fmt::format("make it run first: `stasis recover {}`", left.value));
+    }
     std::string list;
     Pid first;
     for (const Process* process : plan_.running) {
@@ -595,8 +604,8 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
                               const QuiesceOptions& options) {
   MoveOutPlan plan;
   for (const TreeMember& member : tree.members()) {
-    if (member.initial == CudaState::kRunning && !is_left_to_driver(member.process))
-      plan.running.push_back(&member.process);
+    if (member.initial == CudaState::kRunning)
+      (is_left_to_driver(member.process) ? plan.left : plan.running).push_back(&member.process);
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
   for (const Process* process : plan.running) {

@@ -47,6 +47,7 @@ struct MoveOutPlan {
   Way way = Way::kAgents;
   std::vector<const Process*> running;
   std::vector<const Process*> locked;  // by another tool
+  std::vector<const Process*> left;    // with the driver, by a tool that was killed
   CopyOrder order = CopyOrder::kBeside;
   // The driver has restored one of them before: a mover's contexts are made when they stand still.
   bool mover_when_quiesced = false;

@@ -812,8 +812,9 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
   // A program that starts processes, or opens and closes sockets, looks worse for a moment than it
   // is.
   constexpr std::chrono::milliseconds kMoment{30};
-  constexpr int kMostLooks = 8;
-  for (int looks = 1;; ++looks) {
+  constexpr std::chrono::milliseconds kLongest{300};
+  const auto start = Clock::now();
+  for (;;) {
     std::this_thread::sleep_for(kMoment);
     const auto again = Search(procfs, members, options, simulated, connected, interrupt).run();
     std::erase_if(found, [&](const Obstacle& one) {
@@ -826,7 +827,7 @@ std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,
                           std::all_of(found.begin(), found.end(), [](const Obstacle& one) {
                             return one.severity != Severity::kRed || passes_by_itself(one);
                           });
-    if (!may_pass || looks == kMostLooks || interrupt.requested()) return found;
+    if (!may_pass || since(start) >= kLongest || interrupt.requested()) return found;
   }
 }
 

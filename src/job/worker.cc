@@ -184,6 +184,8 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
   }
   auto image = ImageReader::open(options.images_dir);
   if (!image) return worker.result(image.error());
+  if (auto there = image->check_place(options.images_folder); !there)
+    return worker.result(there.error());
   const auto& job = image->manifest().job;
   for (std::size_t i = 0; job && i < job->streams.size() && i < streams.size(); ++i)
     options.inherit.push_back({job->streams[i], &streams.at(i)});

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <string>
 
 #include <fmt/format.h>
@@ -67,10 +68,14 @@ bool set_despite_lock(const UniqueFd& terminal, const std::string& wanted) {
   TerminalSettings settings{};
   wanted.copy(settings.data(), kKernelTermios);
   const int fd = terminal.get();
-  return ::ioctl(fd, TIOCGLCKTRMIOS, locks.data()) == 0 &&
-         ::ioctl(fd, TIOCSLCKTRMIOS, none.data()) == 0 &&
-         ::ioctl(fd, TCSETS, settings.data()) == 0 &&
-         ::ioctl(fd, TIOCSLCKTRMIOS, locks.data()) == 0;
+  if (::ioctl(fd, TIOCGLCKTRMIOS, locks.data()) != 0 ||
+      ::ioctl(fd, TIOCSLCKTRMIOS, none.data()) != 0)
+    return false;
+  const bool set = ::ioctl(fd, TCSETS, settings.data()) == 0;
+  const int why = errno;
+  if (::ioctl(fd, TIOCSLCKTRMIOS, locks.data()) != 0) return false;
+  errno = why;
+  return set;
 }
 
 Tid owner_thread(const UniqueFd& copy) {

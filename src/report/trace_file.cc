@@ -102,7 +102,7 @@ Result<OutputPlace> place_in_trusted(const std::string& path, std::string at) {
     if (!judged.why_not.empty()) return not_written(path, judged.why_not);
     const std::string folder = judged.path.empty() ? "/" : judged.path;
     OutputPlace place{path, {}, whole.filename().string()};
-    STASIS_TRY_ASSIGN(place.folder, open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+    STASIS_TRY_ASSIGN(place.folder, open_file(AT_FDCWD, folder, O_PATH | O_DIRECTORY));
     struct stat info {};
     struct stat around {};
     struct statfs system {};
@@ -137,14 +137,14 @@ Result<OutputPlace> place_of_output(const std::string& path) {
   if (failed) return fail(ErrorCode::kIo, "cannot write " + path + ": " + failed.message());
   const std::string folder = whole.parent_path().string();
   // The usual error of one that is not there.
-  STASIS_TRY(open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+  STASIS_TRY(open_file(AT_FDCWD, folder, O_PATH | O_DIRECTORY));
   const auto judged = proc::judge_path(folder, proc::sudo_caller());
   if (judged.why_not.empty()) return place_in_trusted(path, whole.string());
   // Another user may put anything there while we look: no link is followed at all.
   STASIS_TRY_ASSIGN(const auto top, open_file(AT_FDCWD, "/", O_RDONLY | O_DIRECTORY));
   OutputPlace place{path, {}, whole.filename().string()};
   const std::string below = whole.parent_path().relative_path().lexically_normal().string();
-  auto opened = open_beneath(top, below.empty() ? "." : below, O_RDONLY | O_DIRECTORY);
+  auto opened = open_beneath(top, below.empty() ? "." : below, O_PATH | O_DIRECTORY);
   if (!opened) return not_written(path, judged.why_not + ", and there is a link on the way");
   place.folder = std::move(*opened);
   return place;

@@ -362,13 +362,19 @@ END
 @test "after a suspend that was killed when the driver had the memory, the next one leaves it there" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   start_agent memory --size 8M
-  STASIS_FAULT=checkpoint.after:kill capture timeout 60 stasis suspend "$TARGET" --path driver
-  assert_equal "$status" 137
-  # The agent is parked, and would be asked in vain.
-  done_by suspend "$TARGET" --json -t 10s
-  assert_equal "$(json 'd["path"]')" driver
-  in_state checkpointed
-  done_by resume "$TARGET"
-  target_goes_on
+  for point in park.after checkpoint.before checkpoint.after; do
+    STASIS_FAULT=$point:kill capture timeout 60 stasis suspend "$TARGET" --path driver
+    assert_equal "$status" 137
+    refused 7 busy suspend "$TARGET" --path direct
+    assert_contains "$err" "make it run first: \`stasis recover $TARGET\`"
+    STASIS_FAULT=$point:kill capture timeout 60 stasis suspend "$TARGET" --path driver
+    # The agent is parked, and would be asked in vain.
+    done_by suspend "$TARGET" --json -t 10s
+    assert_equal "$(json 'd["path"]')" driver
+    assert_contains "$(json 'd["notes"]')" "left with the driver by a tool that was killed"
+    in_state checkpointed
+    done_by resume "$TARGET"
+    target_goes_on
+  done
   target_verifies
 }
