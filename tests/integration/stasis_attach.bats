@@ -517,7 +517,9 @@ attach_under_load() {
   export STASIS_SIM_GPUS
   start_program blocks 4
   attaches
-  assert_equal "$(converted) $(left no-room)" "0 $((64 << 20))"
+  assert_equal "$(left no-room)" "$((64 << 20))"
+  # Its threads have pieces of 4 MiB for a moment, for which there may be room.
+  (($(converted) % (4 << 20) == 0 && $(converted) < 64 << 20))
   # And so is said later, where the agent is in already.
   attaches
   assert_equal "$(json 'd["was_so"]') $(left no-room)" "True $((64 << 20))"
