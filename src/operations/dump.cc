@@ -183,7 +183,6 @@ class DumpRun {
 
   // CRIU, the GPUs, the place of the image and its base; nothing is touched.
   Result<void> probe() {
-    STASIS_TRY(check_base(options_));
     // Each takes some 20 ms: one asks a criu process, the other starts NVML.
     auto search = in_background([this] { return Criu::find(options_.criu_path); });
     auto gpus = env_.driver.gpus();

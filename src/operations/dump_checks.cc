@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <set>
 #include <string_view>
 
@@ -18,8 +17,6 @@
 #include "checkpoint/ranks.h"
 #include "doctor/criu_obstacles.h"
 #include "driver/gpu_plan.h"
-#include "image/image_reader.h"
-#include "image/manifest_format.h"
 
 namespace stasis {
 
@@ -149,19 +146,6 @@ Result<void> refuse_held(const Environment& env, const std::vector<TreeMember>& 
 bool may_deduplicate(const Environment& env, const DumpOptions& options) {
   return options.base && env.mover && options.path != MemoryPath::kDriver &&
          options.after != AfterDump::kSuspended;
-}
-
-Result<void> check_base(const DumpOptions& options) {
-  if (!options.base || options.base_may_be_empty) return {};
-  // One that cannot be read just now is none the less one, and is told of later.
-  const std::string manifest = *options.base + "/" + std::string(manifest_format::kName);
-  if (::access(manifest.c_str(), F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR)) return {};
-  const auto image = ImageReader::open(*options.base);
-  if (image) return {};
-  return fail(ErrorCode::kUsage,
-              fmt::format("the base {} is no image: {}", *options.base, image.error().message),
-              "give --base the directory of a finished dump of this job, or leave it out, which "
-              "writes all");
 }
 
 Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,

@@ -42,10 +42,6 @@ Result<void> refuse_from_within(Pid root);
 
 // Whether there may be something to take over from the base.
 bool may_deduplicate(const Environment& env, const DumpOptions& options);
-// Refuses a base that the user named and that is no image, as a mistyped name is not. One that is
-// damaged is told of by those below, and that of a job's save, which is its newest, is not checked.
-Result<void> check_base(const DumpOptions& options);
-
 // The base of GPU memory, and that of host memory. Nothing if all is to be written. Reads all of
 // it, while the job runs. kInterrupted.
 Result<std::shared_ptr<const ContentBase>> open_host_base(const Environment& env,

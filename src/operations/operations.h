@@ -205,9 +205,8 @@ struct DumpOptions {
   // still, to add more files. May be empty.
   std::function<Result<void>(const UniqueFd& criu_dir)> on_complete = {};
   // An earlier image of the same job, on the same file system: GPU memory that the mover copies and
-  // that is there already is not written again. Refused (kUsage) if it is no image; where it is
-  // damaged or on another file system, the dump says so and writes all. With `base_may_be_empty`
-  // nothing is refused, and nothing said of a base without GPU content.
+  // that is there already is not written again. Where the base cannot serve, the dump says so and
+  // writes all; with `base_may_be_empty` it says nothing of a base without GPU content.
   std::optional<std::string> base = {};
   bool base_may_be_empty = false;
   CriuOptions criu;

@@ -197,10 +197,9 @@ class PastTheDriver(harness.Case):
     def test_dump_beside_an_earlier_image(self):
         target = self.target("memory", "--still", "32M", env=self.agent())
         first, second = (os.path.join(self.folder(), name) for name in ("first", "second"))
-        with self.assertRaisesRegex(stasis.Usage, "is no image"):
-            stasis.dump(target.pid, first, after="running", base=self.folder(), sync=False)
-        self.assertFalse(os.path.exists(first))
-        stasis.dump(target.pid, first, after="running", sync=False)
+        notes = []
+        stasis.dump(target.pid, first, after="running", base=self.folder(), sync=False, note=notes.append)
+        self.assertTrue(any("nothing deduplicated" in note for note in notes), notes)
         target.goes_on()
         report = stasis.Process(target.pid).dump(second, base=first, sync=False)
         os.waitpid(target.pid, 0)
