@@ -53,8 +53,9 @@ list ticks(double total, const TimelineShape& shape) {
     data tick;
     tick.set("x", percent(i * step / total));
     tick.set("label", i == 0 ? "0" : format_seconds(Seconds(i * step)));
-    // In the middle of its line, unless it would stand out at an end.
-    tick.set("anchor", i == 0 ? "start" : i * step > 0.95 * total ? "end" : "middle");
+    // In the middle of its line, unless it would stand out at an end: half of "200 ms" takes 21 of
+    // the 270 pixels that the drawing has on the narrowest of telephones.
+    tick.set("anchor", i == 0 ? "start" : i * step > 0.9 * total ? "end" : "middle");
     out.push_back(tick);
   }
   return out;

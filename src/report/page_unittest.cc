@@ -171,6 +171,12 @@ TEST(Page, ShowsWhatRanBesideWhat) {
   EXPECT_LT(page.find("driver: checkpoint 101"), page.find("oven: bake"));
 }
 
+TEST(Page, TheLastTimeOfTheAxisEndsAtItsLineWhereItWouldStandOut) {
+  ImageReport image = small_image();
+  image.manifest.phases = {{"lock", 0.0116}, {"checkpoint", 0.2}};
+  EXPECT_THAT(page_of(image), HasSubstr("text-anchor=\"end\">200 ms</text>"));
+}
+
 TEST(Page, SaysWhatStandsInTheWay) {
   ImageReport image = small_image();
   image.manifest.simulated = true;
