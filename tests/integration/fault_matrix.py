@@ -157,7 +157,6 @@ class Place:
         self.kept_image = ""
         self.state = os.path.join(self.disk, "state")
         self.status_file = os.path.join(root, "status")
-        self.meeting = self.status_file + ".meeting"
         self.log = os.path.join(root, "target.log")
         self.pid = 0
         self.kind = Kind("memory", False)
@@ -449,15 +448,23 @@ class Place:
         options = ["--host-memory=parallel"] if kind.program == "host" else []
         self.done("dump", str(self.pid), "--images-dir", self.kept_image, *options)
         self.kept_pids[kind] = self.pid, self.workers
-        if os.path.exists(self.meeting):
-            shutil.copyfile(self.meeting, self.kept_image + ".meeting")
+        os.mkdir(self.kept_image + ".files")
+        for file in self.files_of_workers():
+            shutil.copy(file, self.kept_image + ".files")
 
     def put_files_back(self, image):
         """The ranks count their rounds in a file, and an image has no files; in place, as CRIU wants it."""
         self.forget_rounds()  # a target that was killed may have left half a line
-        if os.path.exists(image + ".meeting"):
-            with open(image + ".meeting", "rb") as kept, open(self.meeting, "r+b") as file:
-                file.write(kept.read())
+        # So may its workers: it is up before they are.
+        for name in os.listdir(image + ".files") if os.path.exists(image + ".files") else []:
+            with open(os.path.join(image + ".files", name), "rb") as kept:
+                content = kept.read()
+            with open(os.path.join(self.root, name), "r+b") as file:
+                file.write(content)
+                file.truncate()
+
+    def files_of_workers(self):
+        return [file.path for file in os.scandir(self.root) if file.name.startswith("status.")]
 
     def restore_and_go_on(self, image):
         self.end_target()
