@@ -2,7 +2,7 @@
 #include "capi/handles.h"
 #include "checkpoint/process_tree.h"
 #include "checkpoint/suspend_record.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "direct/bring_back_alone.h"
 #include "direct/left_to_driver.h"
 #include "driver/gpu_plan.h"
@@ -128,7 +128,7 @@ stasis_error* stasis_process_checkpoint(stasis_process* process) {
   return capi::guarded([&]() -> Result<void> {
     if (process == nullptr) return capi::misuse("there is no process");
     STASIS_TRY(refuse_loss_by_driver(process->process));
-    direct::AgentClient::note_hold(process->process.pid(), process->process.pidfd());
+    direct::note_hold(process->process.pid(), process->process.pidfd());
     return process->process.checkpoint();
   });
 }
@@ -215,8 +215,7 @@ stasis_error* stasis_group_checkpoint(stasis_group* group, const stasis_call* ca
         return capi::finish(opened, std::move(may));
     }
     for (const TreeMember& member : opened.members())
-      if (member.initial)
-        direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
+      if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());
     return capi::finish(opened, opened.checkpoint(*given, given->interrupt()));
   });
 }

@@ -15,7 +15,7 @@
 #include "checkpoint/process.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/suspend_record.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "direct/bring_back_alone.h"
 #include "direct/left_to_driver.h"
 #include "direct/unknown_sharing.h"
@@ -165,7 +165,7 @@ class Tool {
   // What it has on each GPU is known only as long as it has it.
   Result<void> checkpoint(Process& process) const {
     STASIS_TRY(refuse_loss_by_driver(process));
-    direct::AgentClient::note_hold(process.pid(), process.pidfd());
+    direct::note_hold(process.pid(), process.pidfd());
     const auto use = driver_.memory_by_process();
     const auto before = recall_suspended(process);
     const std::string image = before ? before->image : std::string();
@@ -179,7 +179,7 @@ class Tool {
   // The driver gives a process up that it finds no room for (NVIDIA/cuda-checkpoint#44). What an
   // agent has taken past the driver comes back when there is room.
   Result<void> check_room(const Process& process) const {
-    const auto agent = direct::AgentClient::probe(process.pid());
+    const auto agent = direct::probe_agent(process.pid());
     if (agent && *agent && direct::is_away((*agent)->state)) return {};
     const auto memory = recall_suspended(process);
     if (!memory || memory->uses.empty()) return {};
@@ -197,7 +197,7 @@ class Tool {
           process, [this] { return memory_of_all_gpus(driver_); }, &interrupt_);
     if (!done) return done;
     // What is in an image is found by that.
-    const auto agent = direct::AgentClient::probe(process.pid());
+    const auto agent = direct::probe_agent(process.pid());
     const bool away = agent && *agent && direct::is_away((*agent)->state);
     if (!away) forget_suspended(process);
     return done;
@@ -383,7 +383,7 @@ class Tool {
         way_out += ", unless the driver refuses to restore it";
       }
     }
-    const auto agent = direct::AgentClient::probe(process.pid());
+    const auto agent = direct::probe_agent(process.pid());
     if (**now == CudaState::kRunning && agent && *agent && (*agent)->waits())
       way_out = "; it " + (*agent)->until_when(process.pid());
     say(streams_.err, fmt::format("hint: process {} is {} now{}\n", process.pid().value,

@@ -130,7 +130,7 @@ Result<void> DumpSession::State::enter_journal() {
     if (!there && there.error().code != ErrorCode::kProcessGone) return there;
   }
   for (const TreeMember& member : members) {
-    const auto agent = direct::AgentClient::probe(member.process.pid());
+    const auto agent = direct::probe_agent(member.process.pid());
     if (!agent || !*agent) continue;
     if ((*agent)->half_way) {
       return fail(
@@ -265,9 +265,9 @@ Result<void> DumpSession::State::refuse_late_losses() const {
   for (const TreeMember& member : tree->members()) {
     const Pid pid = member.process.pid();
     if (member.initial != CudaState::kRunning || !member.process.alive()) continue;
-    const auto agent = direct::AgentClient::probe(pid);
+    const auto agent = direct::probe_agent(pid);
     if (agent && *agent && direct::is_away((*agent)->state)) continue;
-    if (!direct::AgentClient::says_it_shares(pid)) continue;
+    if (!direct::says_it_shares(pid)) continue;
     return fail(refusal(
         {"imported-memory", Severity::kRed, pid,
          fmt::format("process {} has begun to share GPU memory with others just now", pid.value),
@@ -524,8 +524,7 @@ Result<void> DumpSession::State::checkpoint() {
   if (done) done = refuse_obstacles();
   if (done) done = refuse_late_workers();
   for (const TreeMember& member : tree->members())
-    if (member.initial)
-      direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
+    if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());
   if (done) done = tree->checkpoint(progress, interrupt);
   for (const TreeMember& member : tree->members()) {
     if (!done) return done;

@@ -19,7 +19,7 @@
 #include "cli/help.h"
 #include "cli/ps_table.h"
 #include "cli/verbs.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "job/registry.h"
 #include "operations/image_logs.h"
 #include "proc/cgroup.h"
@@ -185,7 +185,7 @@ void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc
     row.under = under(*journal, info, job);
     root = left_behind_with(*journal, info.id()).value_or(info.pid);
   }
-  const auto later = direct::AgentClient::probe(info.pid);
+  const auto later = direct::probe_agent(info.pid);
   if (!is_alone() || !later || !*later || !(*later)->waits()) return;
   row.state = "waiting";
   row.reason = agent.until_when(root);
@@ -224,7 +224,7 @@ std::vector<Asked> ask_all(Driver& driver, const proc::ProcFs& procfs,
       out.rows.push_back(unread(procfs, info, process.error()));
     if (!process) continue;
     questions.push_back(std::make_shared<Question>(std::move(*process)));
-    const auto agent = direct::AgentClient::probe(info.pid);
+    const auto agent = direct::probe_agent(info.pid);
     questions.back()->away_before = agent && *agent && direct::is_away((*agent)->state);
     Question::ask(questions.back());
   }
@@ -297,7 +297,7 @@ void fill(Row& row, const Question& question, const proc::ProcFs& procfs,
     }
   }
   row.under = under(around.journal, info, job);
-  const auto agent = direct::AgentClient::probe(info.pid);
+  const auto agent = direct::probe_agent(info.pid);
   if (agent) row.path = path_of(*agent, row.state);
   const bool may_wait =
       row.state == "running" && question.away_before && agent && *agent && (*agent)->waits();

@@ -24,14 +24,11 @@
 #include "base/interrupt.h"
 #include "base/result.h"
 #include "base/units.h"
+#include "direct/agent_probe.h"
 #include "direct/content.h"
 #include "proc/address_space.h"
 
 namespace stasis::direct {
-
-// Of content that is in an image and not in the target's buffer: the checksum of the image's index.
-// All zero: it is in the buffer.
-using ContentId = std::array<std::uint64_t, 2>;
 
 // What of a target's memory a segment is.
 struct SegmentPlace {
@@ -54,35 +51,6 @@ struct Share {
   bool is_import() const { return role == ShareRole::kImporter || role == ShareRole::kForeign; }
 };
 
-// What the page says to a tool that only probes.
-struct ProbedAgent {
-  AgentState state = AgentState::kRunning;
-  ContentId content_id{};
-  bool of_our_version = true;  // otherwise nothing but its state is known
-  bool held_before = true;     // as note_hold() has said
-  // Its memory was given up, or was about to be, and not copied: if it has no peer, the tool that
-  // did that was killed.
-  bool half_way = false;
-  // It shares memory with other processes, and has given up what it had of theirs (kDetach).
-  bool shares = false;
-  bool detached = false;
-  // Of managed memory that it can give up.
-  std::uint64_t managed_areas = 0;
-  // A tool is at work on it.
-  bool has_peer = false;
-  // Where it comes from; of another version's, with the program.
-  AgentOrigin origin = AgentOrigin::kStarted;
-
-  // Its memory is away, and no tool is at work on it: if the driver lets it run, it stands still.
-  bool waits() const;
-  // Nothing of it comes back by itself: only a tool finds content in an image, or sees what others
-  // still miss of memory that is shared, and an agent whose process the driver holds waits for
-  // that.
-  bool needs_tool() const;
-  // "stands still until ...", for people. `root`: with which `stasis recover` brings it back.
-  std::string until_when(Pid root) const;
-};
-
 // A mover that has lost its owner in the middle of a copy has a lock() for ten seconds at most
 // (mover_server.cc).
 inline constexpr std::chrono::milliseconds kPeerEnds{12000};
@@ -96,25 +64,6 @@ class AgentClient {
   // the page now: see has_left().
   static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
                                                  std::chrono::milliseconds timeout = kPeerEnds);
-
-  // Whether a program that is no tool holds the lock of its page, which no wait ends.
-  static bool is_held_by_no_tool(Pid pid);
-
-  // What the agent in a process says of itself, for a tool that only probes: without the lock, and
-  // without a wait for a peer. Nothing if there is no agent. kNotPermitted.
-  static Result<std::optional<ProbedAgent>> probe(Pid pid);
-  // An agent's page says that the process has memory of another process's, or a multicast object,
-  // also if the agent does not answer, or not yet, or cannot be reached. The driver would lose the
-  // process.
-  static bool says_it_shares(Pid pid);
-  // On how many sockets the agent has ever listened for those that want memory of the process's; 0
-  // if there is no agent, or it cannot be seen.
-  static std::uint32_t services_of(Pid pid);
-  // Whether there is an agent, and no way to it: its program has closed the descriptor of its page.
-  static bool is_out_of_reach(Pid pid);
-  // Writes down, for those who look later, that the driver is about to hold the process. Where
-  // there is no agent, or it cannot be reached, nothing.
-  static void note_hold(Pid pid, const Pidfd& pidfd);
 
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }
@@ -238,12 +187,6 @@ class AgentClient {
   void take_figures();
   Result<void> wait_for_reply(const Interrupt& interrupt, Clock::time_point deadline);
 
-  struct Seen {
-    UniqueFd file;
-    ProbedAgent agent;
-  };
-  static Result<std::optional<Seen>> see(Pid pid, int access);
-
   AgentClient(Pidfd pidfd, std::shared_ptr<const proc::AddressSpace> space, UniqueFd file,
               ControlPage* page)
       : pid_(space->pid()),
@@ -277,9 +220,6 @@ class AgentClient {
   // When the first of several commands was given that are one to the user.
   std::optional<Clock::time_point> first_at_;
 };
-
-// Is the content of device memory, or may it be, in the program's own memory?
-bool is_away(AgentState state);
 
 // What an agent is given for what takes the driver's time: mapping 16 GiB takes 4 ms, unmapping 10
 // (H100, 580.159.04). And for copying, which is never this slow but when it hangs.

@@ -59,7 +59,7 @@ TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
     auto found = other.find();
     ASSERT_FALSE(found.has_value()) << more;
     EXPECT_EQ(found.error().code, ErrorCode::kNotSupported) << more;
-    auto seen = AgentClient::probe(other.pid());
+    auto seen = probe_agent(other.pid());
     ASSERT_TRUE(seen.has_value() && seen->has_value()) << more;
     EXPECT_FALSE((*seen)->of_our_version) << more;
   }
@@ -67,7 +67,7 @@ TEST(AgentClient, SeesThatAnAgentIsOfAnotherVersionWhateverTheSizeOfItsPage) {
   auto found = cut.find();
   ASSERT_TRUE(found.has_value());
   EXPECT_FALSE(found->has_value());
-  auto seen = AgentClient::probe(cut.pid());
+  auto seen = probe_agent(cut.pid());
   ASSERT_TRUE(seen.has_value());
   EXPECT_FALSE(seen->has_value());
 }

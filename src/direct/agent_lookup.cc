@@ -51,8 +51,7 @@ Result<std::optional<AgentClient>> find_begun_agent(const Environment& env, cons
     auto agent = find_agent(env, process, true);
     if (!agent || *agent || !process.alive()) return agent;
     const Pid pid = process.pid();
-    if (Clock::now() >= deadline || !has_page(pid) || AgentClient::is_out_of_reach(pid))
-      return agent;
+    if (Clock::now() >= deadline || !has_page(pid) || direct::is_out_of_reach(pid)) return agent;
     STASIS_TRY(env.interrupt.check());
     std::this_thread::sleep_for(kPoll);
   }
@@ -92,7 +91,7 @@ std::string why_inactive(AgentLibrary library) {
 std::optional<std::string> why_no_agent(const Process& process) {
   const std::string who = fmt::format("process {}", process.pid().value);
   if (has_page(process.pid())) {
-    return AgentClient::is_out_of_reach(process.pid())
+    return direct::is_out_of_reach(process.pid())
                ? who + " has an agent, and has closed the descriptor by which it is reached"
                : who + " has an agent that has not begun to listen";
   }
@@ -105,7 +104,7 @@ std::optional<std::string> why_no_agent(const Process& process) {
 }
 
 Result<void> refuse_lost_agent(const Process& process) {
-  if (!AgentClient::says_it_shares(process.pid())) return {};
+  if (!direct::says_it_shares(process.pid())) return {};
   const auto why = why_no_agent(process);
   return fail(refusal(
       {"lost-agent", Severity::kRed, process.pid(),

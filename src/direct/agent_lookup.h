@@ -35,7 +35,7 @@ std::string why_inactive(AgentLibrary library);
 // The reason, for a process in which no agent was found. Nothing: it was started without one.
 std::optional<std::string> why_no_agent(const Process& process);
 // kNotSupported: no agent was found in the process, and the driver would lose it, as the agent's
-// page says (AgentClient::says_it_shares()).
+// page says (direct::says_it_shares()).
 Result<void> refuse_lost_agent(const Process& process);
 // Whether it has the agent, or at least its library.
 bool has_agent(const Process& process);

@@ -76,7 +76,7 @@ Result<std::optional<AgentClient>> find_agent(const Environment& env, const Proc
     if (agent && *agent) (*agent)->heed(&env.interrupt, AgentClient::Heeds::kSecond);
     if (agent || agent.error().code != ErrorCode::kBusy) return agent;
     const bool is_over = Clock::now() > deadline ||
-                         (since(start) > kNoTool && AgentClient::is_held_by_no_tool(process.pid()));
+                         (since(start) > kNoTool && direct::is_held_by_no_tool(process.pid()));
     if (is_over) {
       note_waited_for(process.pid());
       return agent;
@@ -97,7 +97,7 @@ bool final_for_both(ErrorCode code) {
 }
 
 bool has_nothing_to_bring_back(Pid pid) {
-  const auto seen = AgentClient::probe(pid);
+  const auto seen = direct::probe_agent(pid);
   return seen && *seen && !(*seen)->of_our_version && (*seen)->state == AgentState::kRunning;
 }
 
@@ -211,7 +211,7 @@ Result<bool> AgentSet::settle(AgentClient& agent, const Environment& env, bool e
     if (settled) settled = check_size(agent, env.driver);
   }
   if (settled) return true;
-  if (evicted || final_for_both(settled.error().code) || AgentClient::says_it_shares(agent.pid()))
+  if (evicted || final_for_both(settled.error().code) || direct::says_it_shares(agent.pid()))
     return fail(std::move(settled.error()));
   tell_of_driver(env, settled.error().to_string());
   return false;
@@ -224,9 +224,9 @@ Result<void> AgentSet::find_running(const Environment& env,
     if (!process->alive()) continue;
     auto agent = find_begun_agent(env, *process, deadline);
     // It has begun since.
-    if (agent && !*agent && AgentClient::says_it_shares(process->pid()))
+    if (agent && !*agent && direct::says_it_shares(process->pid()))
       agent = find_begun_agent(env, *process, deadline);
-    if (!agent && (is_held_up(agent.error()) || AgentClient::says_it_shares(process->pid())))
+    if (!agent && (is_held_up(agent.error()) || direct::says_it_shares(process->pid())))
       return fail(std::move(agent.error()));
     if (!agent) {
       tell_of_driver(env, agent.error().to_string());

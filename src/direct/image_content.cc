@@ -196,7 +196,7 @@ std::optional<Pid> who_needs(const std::string& image_dir) {
     int number = 0;
     const auto read = std::from_chars(name.data(), name.data() + name.size(), number);
     if (read.ec != std::errc{} || read.ptr != name.data() + name.size()) continue;
-    const auto agent = direct::AgentClient::probe(Pid{number});
+    const auto agent = direct::probe_agent(Pid{number});
     if (agent && *agent && direct::is_away((*agent)->state) && (*agent)->content_id == id)
       return Pid{number};
   }

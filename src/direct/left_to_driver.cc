@@ -67,8 +67,8 @@ Result<bool> is_lost_by_driver(AgentClient& agent) {
 
 Result<void> refuse_loss_by_driver(const Process& process) {
   const Pid pid = process.pid();
-  if (!AgentClient::says_it_shares(pid)) return {};
-  const auto seen = AgentClient::probe(pid);
+  if (!direct::says_it_shares(pid)) return {};
+  const auto seen = direct::probe_agent(pid);
   // `stasis suspend` has taken it out.
   if (seen && *seen && ((*seen)->detached || direct::is_away((*seen)->state))) return {};
   auto agent = AgentClient::find(pid, process.pidfd());
@@ -103,7 +103,7 @@ Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree
     const Process& process = member.process;
     if (member.initial != CudaState::kRunning || !process.alive() || agents.has(process.pid()))
       continue;
-    const auto seen = AgentClient::probe(process.pid());
+    const auto seen = direct::probe_agent(process.pid());
     if (!seen || !*seen || !(*seen)->of_our_version || direct::is_away((*seen)->state)) continue;
     // As a killed tool has left it: its agent is parked, too.
     if (process.is_kept_still()) continue;
@@ -114,8 +114,7 @@ Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree
     else if (*agent)
       shares = has_begun_to_share(**agent, by_driver);
     if (!shares && !process.alive()) continue;
-    if (!shares && AgentClient::says_it_shares(process.pid()))
-      return fail(std::move(shares.error()));
+    if (!shares && direct::says_it_shares(process.pid())) return fail(std::move(shares.error()));
     if (!shares || !*shares) continue;
     Error late{ErrorCode::kBusy,
                fmt::format("process {} has begun to share GPU memory with others just now",

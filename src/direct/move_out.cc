@@ -37,7 +37,7 @@ Result<void> refuse_half_way(const ProcessTree& tree) {
   for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
     const Pid pid = member.process.pid();
-    const auto seen = AgentClient::probe(pid);
+    const auto seen = direct::probe_agent(pid);
     if (!seen || !*seen || !(*seen)->half_way) continue;
     const bool will_run = member.initial == CudaState::kRunning;
     if (will_run) retry = Retry::kSame;
@@ -159,7 +159,7 @@ class MoveOut {
       if (!answered && is_held_up(answered.error())) return answered;
       if (answered)
         asked.add(std::move(**agent));
-      else if (!options_.ignore_obstacles && AgentClient::says_it_shares(process->pid()))
+      else if (!options_.ignore_obstacles && direct::says_it_shares(process->pid()))
         return answered;
     }
     if (!options_.ignore_obstacles) STASIS_TRY(refuse_managed(asked));
@@ -186,7 +186,7 @@ class MoveOut {
   // Also of processes whose agents could not be asked.
   bool shares_memory() const {
     return std::any_of(plan_.running.begin(), plan_.running.end(), [](const Process* process) {
-      return AgentClient::says_it_shares(process->pid());
+      return direct::says_it_shares(process->pid());
     });
   }
 
@@ -594,7 +594,7 @@ class MoveOut {
 bool is_left_to_driver(const Process& process) {
   const auto state = process.cuda_state();
   if (!state || !*state || **state == CudaState::kRunning) return false;
-  const auto agent = AgentClient::probe(process.pid());
+  const auto agent = direct::probe_agent(process.pid());
   return agent && *agent && !direct::is_away((*agent)->state);
 }
 
@@ -609,7 +609,7 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
   for (const Process* process : plan.running) {
-    const auto seen = AgentClient::probe(process->pid());
+    const auto seen = direct::probe_agent(process->pid());
     if (seen && *seen && (*seen)->held_before) plan.mover_when_quiesced = true;
   }
   if (options.path == MemoryPath::kDirect)

@@ -37,7 +37,7 @@ void Prefetch::begin(const Environment& env, const std::vector<const Process*>& 
   if (!mover_.begun()) mover_.use_gpus_of(processes, pairs);
   if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, nullptr)) return;
   const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
-    const auto agent = direct::AgentClient::probe(process->pid());
+    const auto agent = direct::probe_agent(process->pid());
     return agent && *agent && direct::is_away((*agent)->state);
   });
   if (any) begin(env, {});

@@ -234,7 +234,7 @@ bool gives_managed_up(Pid pid) {
   for (int i = 0; i < kTimes; ++i) {
     if (i > 0) std::this_thread::sleep_for(kPause);
     const auto mappings = proc::ProcFs().mappings(pid);
-    const auto agent = AgentClient::probe(pid);
+    const auto agent = direct::probe_agent(pid);
     if (!mappings || !agent || !*agent || !(*agent)->of_our_version) return false;
     if (managed_bytes(*mappings) <= (*agent)->managed_areas * direct::kManagedArea) return true;
   }
@@ -242,7 +242,7 @@ bool gives_managed_up(Pid pid) {
 }
 
 bool has_our_agent(Pid pid) {
-  const auto agent = AgentClient::probe(pid);
+  const auto agent = direct::probe_agent(pid);
   return agent && *agent && (*agent)->of_our_version;
 }
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "abi/agent_protocol.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "proc/unix_peers.h"
 
 namespace stasis {
@@ -131,12 +131,12 @@ std::vector<SharingProcess> find_silent_owners(const std::set<Pid>& members) {
   if (!all) return out;
   for (const proc::ProcessInfo& info : *all) {
     if (members.contains(info.pid)) continue;
-    const std::uint32_t made = direct::AgentClient::services_of(info.pid);
+    const std::uint32_t made = direct::services_of(info.pid);
     if (made == 0) continue;
     const auto asked_by = services_of(info.pid);
     if (!asked_by || asked_by->size() >= made) continue;
     // One that has just ended gave up its memory before its sockets.
-    if (direct::AgentClient::services_of(info.pid) != 0) out.push_back({info.pid, info.comm});
+    if (direct::services_of(info.pid) != 0) out.push_back({info.pid, info.comm});
   }
   return out;
 }

@@ -65,7 +65,7 @@ Result<void> Stillness::keep(const direct::AgentClient& agent, const DriverThrea
 
 Result<void> finish_stillness(const Environment& env, const Process& process) {
   // To look for parked threads takes its time in a process of very many mappings.
-  const auto seen = direct::AgentClient::probe(process.pid());
+  const auto seen = direct::probe_agent(process.pid());
   if (!seen || !*seen || (*seen)->managed_areas == 0) return {};
   const auto space = proc::AddressSpace::open(process.pid());
   if (!space) return {};

@@ -19,8 +19,8 @@
 #include "base/printable.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
-#include "direct/agent_client.h"
 #include "direct/agent_lookup.h"
+#include "direct/agent_probe.h"
 
 namespace stasis {
 namespace {
@@ -134,7 +134,7 @@ Obstacle unknown(Pid pid, std::string what) {
 
 // An agent that is loaded and says nothing knows of no shared memory.
 bool knows_sharing(Pid pid) {
-  const auto agent = direct::AgentClient::probe(pid);
+  const auto agent = direct::probe_agent(pid);
   // One that came later does not know what the program had imported before.
   if (agent && agent->has_value())
     return (*agent)->of_our_version && (*agent)->origin == direct::AgentOrigin::kStarted;
@@ -142,13 +142,13 @@ bool knows_sharing(Pid pid) {
 }
 
 bool has_agent(Pid pid) {
-  const auto agent = direct::AgentClient::probe(pid);
+  const auto agent = direct::probe_agent(pid);
   return agent && agent->has_value();
 }
 
 // It knows, and cannot be asked; what it serves looks like another's.
 bool is_of_another_version(Pid pid) {
-  const auto agent = direct::AgentClient::probe(pid);
+  const auto agent = direct::probe_agent(pid);
   return agent && agent->has_value() && !(*agent)->of_our_version;
 }
 

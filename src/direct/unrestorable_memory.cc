@@ -97,7 +97,7 @@ Result<void> UnrestorableMemory::take_back() {
 }
 
 std::vector<Tid> threads_that_take_back(Pid pid) {
-  const auto seen = AgentClient::probe(pid);
+  const auto seen = direct::probe_agent(pid);
   if (!seen || !*seen || !(*seen)->of_our_version || (*seen)->state != AgentState::kClosed)
     return {};
   return agents_threads(pid);

@@ -48,7 +48,7 @@ void probe_gpu_memory(ProcessTree& tree, std::vector<Obstacle>& out) {
   if (auto fits = tree.check_host_memory(); !fits) {
     const bool may_leave_zeros =
         std::any_of(tree.members().begin(), tree.members().end(), [](const TreeMember& member) {
-          const auto agent = direct::AgentClient::probe(member.process.pid());
+          const auto agent = direct::probe_agent(member.process.pid());
           return agent && *agent;
         });
     out.push_back({"gpu-memory",

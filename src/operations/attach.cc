@@ -115,7 +115,7 @@ class Attaching {
       const Pid pid = process->pid();
       const auto state = attach::read_attach_state(pid);
       if (!state || !*state) continue;
-      const auto agent = AgentClient::probe(pid);
+      const auto agent = direct::probe_agent(pid);
       const bool at_work = agent && *agent && (*agent)->origin == AgentOrigin::kAttached;
       std::string& list = at_work ? works : idle;
       list += fmt::format("{}{}", list.empty() ? "" : ", ", pid.value);
@@ -142,7 +142,7 @@ class Attaching {
                                 cuda_state_name(*member.initial)),
                     fmt::format("`stasis resume {}` first", tree_.root().value));
       }
-      STASIS_TRY_ASSIGN(const auto agent, AgentClient::probe(pid));
+      STASIS_TRY_ASSIGN(const auto agent, direct::probe_agent(pid));
       if (agent && !agent->of_our_version) {
         return fail(refusal({"agent-version", Severity::kRed, pid,
                              fmt::format("process {} ({}) has an agent of another version",

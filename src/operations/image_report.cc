@@ -142,8 +142,7 @@ std::string shell_word(const std::string& word) {
   return out + "'";
 }
 
-// Not one by a number, as a job has that was given none: another start gives another.
-static bool is_chosen(const std::string& job_name) {
+bool is_chosen(const std::string& job_name) {
   constexpr std::string_view kMadeUp = "job-";
   return !job_name.empty() &&
          (!job_name.starts_with(kMadeUp) ||

@@ -46,6 +46,8 @@ bool is_for_a_job(const Manifest& manifest);
 // The line that goes on from the newest image beside this one, with what is in the image of the
 // one that started the job: the command, and its name if it was given one.
 std::string line_of_job(const Manifest& manifest, const std::string& image);
+// Whether the user has given the job this name; others are made up, and differ at each start.
+bool is_chosen(const std::string& job_name);
 // As a shell takes it.
 std::string shell_word(const std::string& word);
 

@@ -10,7 +10,7 @@
 #include "base/listing.h"
 #include "base/printable.h"
 #include "checkpoint/driver_obstacles.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "direct/mover_server.h"
 
 namespace stasis {
@@ -49,7 +49,7 @@ Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInf
       continue;
     }
     if (!info || info->comm == direct::kMoverName) continue;
-    const auto agent = direct::AgentClient::probe(pid);
+    const auto agent = direct::probe_agent(pid);
     const bool known = agent && *agent && (*agent)->of_our_version;
     if (known && direct::is_away((*agent)->state)) continue;
     (known && (*agent)->held_before ? found.held_before : found.others).push_back(std::move(*info));

@@ -10,7 +10,7 @@
 #include "base/fault_point.h"
 #include "checkpoint/inherited_files.h"
 #include "checkpoint/ranks.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "direct/hold_back.h"
 #include "operations/refusals.h"
 
@@ -75,8 +75,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     if (!replaced && options.for_dump) return replaced;
     if (!replaced) env.tell("a later dump may be refused: " + replaced.error().to_string());
     for (const TreeMember& member : tree.members())
-      if (member.initial)
-        direct::AgentClient::note_hold(member.process.pid(), member.process.pidfd());
+      if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());
     STASIS_TRY(tree.checkpoint(env.progress, env.interrupt));
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
     STASIS_TRY_ASSIGN(more, tree.probe_again());

@@ -12,7 +12,7 @@
 #include "checkpoint/gpu_reservation.h"
 #include "checkpoint/stopped_process.h"
 #include "checkpoint/suspend_record.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
 #include "operations/host_memory.h"
@@ -121,7 +121,7 @@ std::vector<std::vector<const Process*>> by_memory(const std::vector<Recovered>&
   std::vector<std::vector<const Process*>> groups;
   for (const Recovered& one : recovered) {
     if (one.initial != CudaState::kRunning) continue;
-    const auto agent = direct::AgentClient::probe(one.process.pid());
+    const auto agent = direct::probe_agent(one.process.pid());
     if (agent && *agent && (*agent)->shares)
       together.push_back(&one.process);
     else

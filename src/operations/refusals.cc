@@ -168,7 +168,7 @@ Result<void> check_content(const ProcessTree& tree, const std::string& remedy,
                            const ImageContent* known) {
   for (const TreeMember& member : tree.members()) {
     if (!member.initial || !member.process.alive()) continue;
-    STASIS_TRY_ASSIGN(auto agent, direct::AgentClient::probe(member.process.pid()));
+    STASIS_TRY_ASSIGN(auto agent, direct::probe_agent(member.process.pid()));
     if (!agent || agent->content_id == direct::ContentId{}) continue;
     if (known != nullptr && agent->content_id == known->id()) continue;
     const auto memory = recall_suspended(member.process);

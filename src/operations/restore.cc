@@ -100,7 +100,7 @@ std::vector<Pid> running_pids(const Manifest& manifest) {
 Result<void> check_content(const std::vector<const Process*>& processes,
                            const direct::ContentId& id) {
   for (const Process* process : processes) {
-    const auto agent = direct::AgentClient::probe(process->pid());
+    const auto agent = direct::probe_agent(process->pid());
     if (!agent || !*agent || !direct::is_away((*agent)->state) || !process->alive()) continue;
     if ((*agent)->content_id == direct::ContentId{} || (*agent)->content_id == id) continue;
     return fail(ErrorCode::kImageCorrupt,

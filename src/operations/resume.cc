@@ -94,7 +94,7 @@ Result<TreeStatus> probe(const Environment& env, Pid root) {
     if (member.initial == CudaState::kCheckpointed) ++out.suspended;
     if (member.initial == CudaState::kLocked) ++out.locked;
     if (member.initial != CudaState::kRunning) continue;
-    const auto agent = direct::AgentClient::probe(member.process.pid());
+    const auto agent = direct::probe_agent(member.process.pid());
     if (!agent || !*agent || (*agent)->held_before) out.held_before = true;
   }
   if (out.suspended > 0) out.fits = fits(env, tree);
@@ -165,7 +165,7 @@ class ResumeRun {
   Result<void> add_images_of(const Process& process) {
     const auto memory = recall_suspended(process);
     if (!memory || memory->image.empty()) return {};
-    const auto agent = direct::AgentClient::probe(process.pid());
+    const auto agent = direct::probe_agent(process.pid());
     if (!agent || !*agent || !(*agent)->of_our_version) {
       return fail(refusal(
           {"agent-version", Severity::kRed, process.pid(),

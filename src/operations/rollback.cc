@@ -8,7 +8,7 @@
 
 #include "base/phases.h"
 #include "base/scope_guard.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 
 namespace stasis {
 
@@ -87,7 +87,7 @@ Error stands_still(Error why, Pid root, bool tries_by_itself) {
 
 bool try_by_themselves(const std::vector<const Process*>& processes) {
   return std::none_of(processes.begin(), processes.end(), [](const Process* process) {
-    const auto agent = direct::AgentClient::probe(process->pid());
+    const auto agent = direct::probe_agent(process->pid());
     return agent && *agent && (*agent)->needs_tool();
   });
 }

@@ -3,7 +3,7 @@
 #include "base/fault_point.h"
 #include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
-#include "direct/agent_client.h"
+#include "direct/agent_probe.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"
@@ -19,7 +19,7 @@ std::optional<MemoryPath> moved_before(const ProcessTree& tree) {
   MemoryPath path = MemoryPath::kDriver;
   for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
-    const auto agent = direct::AgentClient::probe(member.process.pid());
+    const auto agent = direct::probe_agent(member.process.pid());
     if (!agent) return std::nullopt;
     if (*agent && direct::is_away((*agent)->state)) path = MemoryPath::kDirect;
   }

@@ -235,7 +235,7 @@ class AgentThread : public ::testing::Test {
     ASSERT_TRUE(done) << done.error().to_string();
   }
   static AgentState state() {
-    const auto seen = AgentClient::probe(Pid{::getpid()});
+    const auto seen = direct::probe_agent(Pid{::getpid()});
     return seen && *seen ? (*seen)->state : AgentState::kHeld;
   }
   // In place of a mover.
@@ -339,7 +339,7 @@ TEST_F(AgentThread, LetsGoOfWhatItPinnedWhileAThreadIsInTheMiddleOfAFork) {
   ask(agent, AgentCommand::kEvict);
   ask(agent, AgentCommand::kHold);
   const auto half_way = [] {
-    const auto seen = AgentClient::probe(Pid{::getpid()});
+    const auto seen = direct::probe_agent(Pid{::getpid()});
     return seen && *seen && (*seen)->half_way;
   };
   EXPECT_TRUE(half_way());
