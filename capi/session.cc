@@ -112,6 +112,7 @@ void Call::note(const std::string& text) const {
 
 job::SwapCaller Call::swap_caller(const stasis_session& session) {
   return {interrupt(),
+          *this,
           session_.ring_bytes,
           timeouts_of_helpers(session),
           helper_starter(session.library, "swap-side"),

@@ -60,6 +60,10 @@ Result<void> Channel::send(std::span<const std::byte> bytes,
   return fail(errno_error("cannot send to another process", sent < 0 ? errno : EIO));
 }
 
+void Channel::send_if_it_reads(std::span<const std::byte> bytes) const {
+  (void)!::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 Result<std::optional<Channel::Message>> Channel::receive(int timeout_ms) const {
   pollfd wait{socket_.get(), POLLIN, 0};
   int ready = 0;

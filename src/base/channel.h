@@ -48,6 +48,8 @@ class Channel {
   // The descriptors stay the caller's. kProcessGone if the other end is gone.
   Result<void> send(std::span<const std::byte> bytes,
                     std::span<const UniqueFd> descriptors = {}) const;
+  // For what may be lost: not if the other end has too much to read.
+  void send_if_it_reads(std::span<const std::byte> bytes) const;
   template <class T>
   Result<void> send_value(const T& value, std::span<const UniqueFd> descriptors = {}) const {
     static_assert(std::is_trivially_copyable_v<T>);

@@ -78,5 +78,16 @@ TEST(Channel, SaysThatDescriptorsWereLostToTheLimitOfOpenFiles) {
   EXPECT_NE(message.error().remedy.find("ulimit -n"), std::string::npos);
 }
 
+TEST(Channel, WhatMayBeLostIsNeverWaitedFor) {
+  auto pair = Channel::pair();
+  ASSERT_TRUE(pair.has_value());
+  const std::vector<std::byte> bytes(1000);
+  for (int i = 0; i < 10000; ++i)
+    pair->first.send_if_it_reads(bytes);
+  const auto message = pair->second.receive(0);
+  ASSERT_TRUE(message.has_value() && message->has_value());
+  EXPECT_EQ((*message)->bytes.size(), bytes.size());
+}
+
 }  // namespace
 }  // namespace stasis

@@ -48,6 +48,7 @@ Result<int> run_swap(Context& context, SwapArguments& arguments) {
 
 job::SwapCaller swap_caller(Context& context) {
   return {context.interrupt,
+          context.terminal,
           context.session.ring_bytes,
           context.session.timeouts,
           [] { return HelperProcess::start(job::kSwapSideName, job::serve_swap_side); },

@@ -136,7 +136,7 @@ void Terminal::show_progress(std::string_view phase, std::uint64_t done, std::ui
   }
   if (now - phase_start_ < kQuietTime || now - last_shown_ < kInterval) return;
   last_shown_ = now;
-  std::string line = fmt::format("{:<11}", phase);
+  std::string line = fmt::format("{:<10} ", phase);
   if (total > 0) {
     const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
     const auto filled = static_cast<std::size_t>(share * static_cast<double>(kBarWidth));

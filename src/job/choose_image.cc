@@ -6,6 +6,7 @@
 
 #include "image/image_reader.h"
 #include "job/streams.h"
+#include "operations/image_report.h"
 
 namespace stasis::job {
 
@@ -53,6 +54,18 @@ Result<std::optional<int>> choose_image(Images& images, const std::vector<std::s
                 "copy one again from where it was copied to, or remove them to start over");
   }
   return std::optional<int>();
+}
+
+std::optional<SavedJob> saved_job(const std::string& dir) {
+  for (const std::string& path : images_of_job(dir)) {
+    const auto image = ImageReader::open(path);
+    if (!image) continue;
+    const Manifest& manifest = image->manifest();
+    if (!manifest.job || !is_for_a_job(manifest)) return std::nullopt;
+    return SavedJob{is_chosen(manifest.job_name) ? manifest.job_name : std::string(),
+                    manifest.job->command, line_of_job(manifest, path)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace stasis::job

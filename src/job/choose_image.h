@@ -23,4 +23,13 @@ bool is_damage(ErrorCode code);
 Result<std::optional<int>> choose_image(Images& images, const std::vector<std::string>& command,
                                         const std::function<void(const std::string&)>& tell);
 
+// What `stasis run` goes on with in a directory.
+struct SavedJob {
+  std::string name;  // empty: it was given none
+  std::vector<std::string> command;
+  std::string line;  // for people: that goes on with it
+};
+// As the newest image there that can be read says; nothing where that is no job's.
+std::optional<SavedJob> saved_job(const std::string& dir);
+
 }  // namespace stasis::job

@@ -313,22 +313,23 @@ Result<std::vector<int>> Images::remove_old(int keep) const {
   return removed;
 }
 
-std::optional<std::string> newest_image(const std::string& dir) {
-  if (::access((dir + "/manifest.json").c_str(), F_OK) == 0) return std::nullopt;
+std::vector<std::string> images_of_job(const std::string& dir) {
+  if (::access((dir + "/manifest.json").c_str(), F_OK) == 0) return {};
   const auto folder = open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY);
   const auto names = folder ? list_directory(*folder, dir) : Result<std::vector<std::string>>();
-  if (!folder || !names) return std::nullopt;
-  int newest = 0;
-  std::optional<std::string> image;
+  if (!folder || !names) return {};
+  std::map<int, std::string, std::greater<>> images;
   for (const std::string& text : *names) {
     const auto name = parse(text);
-    if (!name || !name->rest.empty() || name->number <= newest) continue;
+    if (!name || !name->rest.empty()) continue;
     std::string path = fmt::format("{}/{}", dir, text);
-    if (::access((path + "/manifest.json").c_str(), F_OK) != 0) continue;
-    newest = name->number;
-    image = std::move(path);
+    if (::access((path + "/manifest.json").c_str(), F_OK) == 0)
+      images.emplace(name->number, std::move(path));
   }
-  return image;
+  std::vector<std::string> paths;
+  for (auto& [number, path] : images)
+    paths.push_back(std::move(path));
+  return paths;
 }
 
 }  // namespace stasis::job

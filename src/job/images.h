@@ -80,8 +80,8 @@ class Images {
   std::set<int> damaged_;
 };
 
-// The newest complete image in a job's directory; nothing for any other path, such as an image.
-// Takes no lock: the job may run.
-std::optional<std::string> newest_image(const std::string& dir);
+// The paths of the complete images in a job's directory, the newest first; none for any other path,
+// such as an image. Takes no lock: the job may run.
+std::vector<std::string> images_of_job(const std::string& dir);
 
 }  // namespace stasis::job

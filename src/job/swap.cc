@@ -57,6 +57,7 @@ class Swap {
         in_.insist();
       }
       std::array<pollfd, 2> ready{{{out_.fd(), POLLIN, 0}, {in_.fd(), POLLIN, 0}}};
+      show();
       if (::poll(ready.data(), ready.size(), kSignalPollMs) <= 0) continue;
       if (ready[0].revents != 0) out_.take();
       if (ready[1].revents != 0) in_.take();
@@ -65,6 +66,16 @@ class Swap {
         in_.begin(SideOrder::kResume);
       }
     }
+  }
+  // How far both have come together.
+  void show() {
+    Progressed sum;
+    for (const SwapSide* side : {&out_, &in_}) {
+      sum.done += side->progressed().done;
+      sum.total += side->progressed().total;
+    }
+    caller_.progress.update(caller_.interrupt.requested() ? "stopping" : "swap", sum.done,
+                            sum.total);
   }
   Result<void> probe();
   Result<void> attach();

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/interrupt.h"
+#include "base/progress.h"
 #include "base/result.h"
 #include "base/units.h"
 #include "driver/bounded_driver.h"
@@ -36,6 +37,7 @@ struct SwapOptions {
 // What a swap needs from its caller. All referred to must outlive the call; none may be empty.
 struct SwapCaller {
   const Interrupt& interrupt;
+  Progress& progress;
   std::uint64_t ring_bytes = 0;  // of each mover, for each GPU
   std::optional<DriverTimeouts> timeouts;
   SwapSide::StartHelper start_helper;

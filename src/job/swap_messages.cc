@@ -49,6 +49,11 @@ void fields(auto& io, Described<Moved> auto& moved) {
   io("seconds", moved.seconds);
 }
 
+void fields(auto& io, Described<Progressed> auto& progressed) {
+  io("done", progressed.done);
+  io("total", progressed.total);
+}
+
 void fields(auto& io, Described<Undone> auto& undone) { io("any", undone.any); }
 
 void fields(auto& io, Described<SideResult> auto& result) {
@@ -71,6 +76,11 @@ Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd
   if (result == nullptr) return send_message(channel, event);
   return send_message(channel, SideEvent(bounded(*result)),
                       std::span(&trace, trace.valid() ? 1 : 0));
+}
+
+void send(const Channel& channel, const Progressed& progressed) {
+  const std::string text = record_to_text(SideEvent(progressed));
+  channel.send_if_it_reads(std::as_bytes(std::span(text)));
 }
 
 std::optional<SideSetup> parse_side_setup(Channel::Message& message) {

@@ -48,6 +48,12 @@ enum class SideOrder {
 // Of a suspend: its processes have no work on the GPU any more, and it goes on.
 struct Quiesced {};
 
+// How far what goes on now has come.
+struct Progressed {
+  std::uint64_t done = 0;  // bytes
+  std::uint64_t total = 0;
+};
+
 struct Moved {
   nlohmann::json report;  // report/report.h; of very many processes it lists the first
   std::string subject;    // for people: "process 12"
@@ -63,12 +69,14 @@ struct SideResult {
   std::vector<std::string> notes = {};  // for people
   std::string simulated = {};           // the simulated driver's library; empty: it is the real one
 };
-using SideEvent = std::variant<Quiesced, SideResult>;
+using SideEvent = std::variant<Quiesced, SideResult, Progressed>;
 
 // The traces of a side come with its results, as a descriptor: they are more than a message holds.
 Result<void> send(const Channel& channel, const SideSetup& setup);
 Result<void> send(const Channel& channel, SideOrder order);
 Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd& trace);
+// Never waits: it is lost where the other end does not read.
+void send(const Channel& channel, const Progressed& progressed);
 // Nothing of a malformed message.
 std::optional<SideSetup> parse_side_setup(Channel::Message& message);
 std::optional<SideOrder> parse_side_order(const Channel::Message& message);

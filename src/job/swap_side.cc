@@ -151,7 +151,14 @@ class Server {
   // One for each order: what was stopped has to be undone. They stay, for a signal that is late.
   std::list<Interrupt> interrupts_ = std::list<Interrupt>(1);
   std::vector<std::string> notes_;
-  NoProgress progress_;
+  struct ToCaller final : Progress {
+    explicit ToCaller(const Channel& to) : channel(to) {}
+    void update(std::string_view, std::uint64_t done, std::uint64_t total) override {
+      send(channel, Progressed{done, total});
+    }
+    const Channel& channel;
+  };
+  ToCaller progress_{channel_};
   OperationSession session_{interrupts_.front(), progress_,
                             [this](const std::string& text) { notes_.push_back(text); }};
 };
@@ -178,6 +185,7 @@ Result<SwapSide> SwapSide::start(const Target& target, SideSetup setup, const St
 void SwapSide::begin(SideOrder order) {
   done_ = {};
   quiesced_ = false;
+  progressed_ = {};
   is_stopped_ = false;
   busy_ = send(process_.channel(), order).has_value();
   if (!busy_) lost();
@@ -188,8 +196,14 @@ void SwapSide::take() {
   if (message && !*message) return;
   auto event = message ? parse_side_event(**message) : std::nullopt;
   has_answered_ = true;
-  quiesced_ = event && std::holds_alternative<Quiesced>(*event);
-  if (quiesced_) return;
+  if (const auto* progressed = event ? std::get_if<Progressed>(&*event) : nullptr) {
+    progressed_ = *progressed;
+    return;
+  }
+  if (event && std::holds_alternative<Quiesced>(*event)) {
+    quiesced_ = true;
+    return;
+  }
   busy_ = false;
   if (message && !(*message)->descriptors.empty())
     trace_ = read_trace((*message)->descriptors.front(), process_.pid());

@@ -26,6 +26,8 @@ class SwapSide {
   const std::string& name() const { return name_; }
   int fd() const { return busy_ ? process_.channel().fd() : -1; }
   bool busy() const { return busy_; }
+  // How far what it does now has come, or what it did last.
+  const Progressed& progressed() const { return progressed_; }
   // What it suspends has no work on the GPU any more.
   bool quiesced() const { return quiesced_; }
 
@@ -60,6 +62,7 @@ class SwapSide {
   HelperProcess process_;
   bool busy_ = false;
   bool quiesced_ = false;
+  Progressed progressed_;
   bool has_answered_ = false;  // before
   bool is_stopped_ = false;    // what it does now
   SideResult done_;

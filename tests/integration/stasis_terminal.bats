@@ -92,6 +92,19 @@ PY
   grep -qaE 'trial +1 s' "$BATS_TEST_TMPDIR/tty"
 }
 
+@test "a swap that takes over a second is seen to go on, and to stop" {
+  start_target memory --size 200M
+  local b=$TARGET
+  done_by suspend "$b"
+  start_target memory --size 200M
+  STASIS_SIM_FAULTS="checkpoint:delay=1500ms" on_a_terminal 60 stasis swap "$TARGET" "$b" --path driver
+  assert_equal "$status" 0
+  grep -qaE 'swap +(\[.*%|1 s)' "$BATS_TEST_TMPDIR/tty"
+  STASIS_SIM_FAULTS="checkpoint:delay=3s" WHEN='swap +(\[|1 s)' on_a_terminal 60 stasis swap "$b" "$TARGET" --path driver
+  in_state running "$b"
+  in_state checkpointed "$TARGET"
+}
+
 @test "an error is red on a terminal, and nothing is with NO_COLOR, on a dumb one and through a pipe" {
   local said=$BATS_TEST_TMPDIR/tty plain
   on_a_terminal 60 stasis suspend 2147483647
