@@ -168,7 +168,7 @@ complete -c stasis -n '__stasis_verb dump' -a "(stasis ps -q -t 200 2>/dev/null 
 complete -c stasis -n '__stasis_verb dump' -a '(__fish_complete_directories)'
 complete -c stasis -n __stasis_verb -a restore -d 'bring a saved process tree back, exactly where it was'
 complete -c stasis -n '__stasis_verb restore' -s h -l help -d 'print this help'
-complete -c stasis -n '__stasis_verb restore' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'directory of the image'
+complete -c stasis -n '__stasis_verb restore' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'directory of the image, or of a job\'s images: the job goes on from the newest'
 complete -c stasis -n '__stasis_verb restore' -s d -l device-map -x -d 'which GPU takes the place of which: UUID, index or PCI address on each side'
 complete -c stasis -n '__stasis_verb restore' -l verify -x -a 'first late' -d 'when GPU memory and pages are compared with their checksums'
 complete -c stasis -n '__stasis_verb restore' -l leave-suspended -d 'leave its GPU state in memory'

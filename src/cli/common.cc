@@ -181,9 +181,9 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
 }
 
 void find_image(Context& context, std::string& images_dir) {
-  const auto newest = job::newest_image(images_dir);
-  if (!newest) return;
-  images_dir = *newest;
+  const auto images = job::images_of_job(images_dir);
+  if (images.empty()) return;
+  images_dir = images.front();
   context.note(fmt::format("the newest image of that job: {}", images_dir));
 }
 
@@ -210,11 +210,14 @@ std::string downtime_text(const Report& report) {
 }
 
 void tell_error(const Context& context, const Error& error, int status) {
-  if (context.json) {
-    nlohmann::json out = to_json(error);
-    out["error"]["exit_status"] = status;
-    context.print(std::move(out));
+  nlohmann::json out = to_json(error);
+  out["error"]["exit_status"] = status;
+  if (context.refusals.valid()) {
+    const std::string text = json_text(out);
+    if (write_all(context.refusals.get(), text.data(), text.size(), "the pipe for refusals"))
+      return;
   }
+  if (context.json) context.print(std::move(out));
   if (!context.json || context.terminal.lost_output() || context.terminal.logs())
     context.terminal.error(error);
 }

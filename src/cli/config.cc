@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -217,9 +218,12 @@ class ConfiguredDefaults::Source final : public CLI::ConfigTOML {
       item.name = value.option;
       item.inputs = value.words;
       out.push_back(std::move(item));
+      supplied_.insert(value.option);
     }
     return out;
   }
+
+  const std::set<std::string>& supplied() const { return supplied_; }
 
  private:
   // Neither excluded by what the command line says, nor without what it needs there.
@@ -238,6 +242,7 @@ class ConfiguredDefaults::Source final : public CLI::ConfigTOML {
   const CLI::App& app_;
   const std::vector<ConfigValue>& values_;
   bool off_ = false;
+  mutable std::set<std::string> supplied_;
 };
 
 ConfiguredDefaults::ConfiguredDefaults(CLI::App& app, const std::vector<ConfigValue>& values)
@@ -248,5 +253,7 @@ ConfiguredDefaults::ConfiguredDefaults(CLI::App& app, const std::vector<ConfigVa
 }
 
 void ConfiguredDefaults::turn_off() { source_->turn_off(); }
+
+const std::set<std::string>& ConfiguredDefaults::supplied() const { return source_->supplied(); }
 
 }  // namespace stasis::cli

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,8 @@ class ConfiguredDefaults {
   ConfiguredDefaults(CLI::App& app, const std::vector<ConfigValue>& values);
   // None of them any more.
   void turn_off();
+  // The options that have their values from here, "compress"; after the command line was parsed.
+  const std::set<std::string>& supplied() const;
 
  private:
   class Source;

@@ -370,6 +370,9 @@ int run(int argc, char** argv, const Inherited& inherited) {
   take_words_for_options(words);
   const std::vector<Verb> verbs = add_all(app, words, context, common);
   context.command = take_command(app, words);
+  auto refusals = take_refusals(words);
+  if (!refusals) return report_error(context, refusals.error());
+  context.refusals = std::move(*refusals);
   // Also for what is wrong with the others.
   if (std::find(words.begin(), words.end(), "--log-json") != words.end()) terminal.begin_log();
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
@@ -386,6 +389,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
     auto of_a_file = configuration_error(app, defaults, configuration, std::move(words), error);
     return report_error(context, of_a_file ? *of_a_file : usage_error(app, error));
   }
+  context.configured = defaults.supplied();
   if (common.log_json) terminal.begin_log();  // also by a file
   terminal.set_quiet(common.quiet || (context.json && !common.log_json));
   terminal.set_verbose(context.verbose);

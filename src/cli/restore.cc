@@ -19,9 +19,11 @@
 #include "base/printable.h"
 #include "cli/group.h"
 #include "cli/help.h"
+#include "cli/run_job.h"
 #include "cli/ticker.h"
 #include "cli/verbs.h"
 #include "image/image_reader.h"
+#include "job/choose_image.h"
 #include "job/registry.h"
 #include "proc/next_numbers.h"
 #include "proc/procfs.h"
@@ -123,10 +125,44 @@ void give_name(Context& context, const RestoreReport& report) {
 
 Result<int> restore_here(Context& context, RestoreArguments& options);
 
+// A job has a /dev/shm, a PID namespace and a supervisor of its own, which `stasis run` makes.
+Result<int> restore_job(Context& context, const CLI::App& command, const RestoreArguments& options,
+                        const job::SavedJob& saved) {
+  const std::string& dir = options.restore.images_dir;
+  const std::set<std::string> known{"device-map", "json",  "verbose", "quiet",
+                                    "log-json",   "trace", "metrics", "ring"};
+  std::vector<std::string> words;
+  std::vector<const CLI::Option*> given = command.get_options();
+  for (const CLI::Option* option : command.get_parent()->get_options())
+    given.push_back(option);
+  for (const CLI::Option* option : given) {
+    const std::string& name = option->get_single_name();
+    // What a file says of `run` that one reads itself.
+    if (option->count() == 0 || name == "images-dir" || context.configured.contains(name) ||
+        option->get_group().empty())
+      continue;
+    if (known.contains(name)) {
+      words.push_back("--" + name);
+      if (option->get_items_expected_min() > 0) words.push_back(option->results().back());
+      continue;
+    }
+    return fail(ErrorCode::kUsage,
+                fmt::format("{} is the directory of a job, with which no --{} goes", dir, name),
+                fmt::format("leave it out, or start `{}`, with --every and the like as before: "
+                            "the job goes on there",
+                            saved.line));
+  }
+  context.note(fmt::format("the job goes on as by `{}`; it is saved as that says, without --every",
+                           saved.line));
+  return fail(become_run_of(context, dir, saved, words));
+}
+
 // Our own number cannot be changed. Where the image needs it, a child restores in a PID namespace
 // of its own, as the first process there, and this one stays for its end. A command that is to
 // return before that cannot do so, and is told that the number is taken.
-Result<int> run_restore(Context& context, RestoreArguments& options) {
+Result<int> run_restore(Context& context, const CLI::App& command, RestoreArguments& options) {
+  if (const auto saved = job::saved_job(options.restore.images_dir))
+    return restore_job(context, command, options, *saved);
   find_image(context, options.restore.images_dir);
   const auto numbers = numbers_of(options.restore.images_dir);
   proc::keep_free(numbers);  // before the first helper
@@ -231,7 +267,7 @@ Verb add_restore(CLI::App& app) {
       app.add_subcommand("restore", "bring a saved process tree back, exactly where it was");
   command
       ->add_option("DIR,-D,--images-dir", options->restore.images_dir,
-                   "directory of the image; a job goes on by the line that started it")
+                   "directory of the image, or of a job's images: the job goes on from the newest")
       ->required()
       ->type_name("DIR");
   add_device_map(*command, options->device_map);
@@ -262,7 +298,9 @@ Verb add_restore(CLI::App& app) {
   add_time_limit(*command, options->limit,
                  "it is given up, unless its GPU memory is on the way back");
   add_criu_path(*command, options->restore.criu_path);
-  return {command, [options](Context& context) { return run_restore(context, *options); }};
+  return {command, [options, command](Context& context) {
+            return run_restore(context, *command, *options);
+          }};
 }
 
 }  // namespace stasis::cli

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -28,6 +30,8 @@
 namespace stasis::cli {
 
 namespace {
+
+constexpr const char* kRefusals = "--refusal-fd";
 
 // As execvp() finds it; empty if it does not.
 std::string find_program(const std::string& name) {
@@ -168,37 +172,27 @@ Result<job::Outcome> run_program(Context& context, RunArguments& arguments) {
   return outcome;
 }
 
-Result<int> run_for_people(Context& context, RunArguments& arguments) {
+Result<int> start_program(Context& context, RunArguments& arguments) {
+  arguments.job.on_begin = [&context] { context.refusals.reset(); };
   STASIS_TRY_ASSIGN(const auto outcome, run_program(context, arguments));
   if (outcome.why) tell_error(context, *outcome.why, outcome.status);
   return outcome.status;
 }
 
-// For a program that starts this one and wants to know what it refuses, as the Python package does:
-// the error as JSON, and the end of the file where the command begins.
-Result<int> run_for_program(Context& context, RunArguments& arguments) {
-  UniqueFd refusals(arguments.refusal_fd);
-  if (::fcntl(refusals.get(), F_SETFD, FD_CLOEXEC) != 0) {
-    (void)refusals.release();
-    return fail(errno_error(fmt::format("descriptor {} is not open", arguments.refusal_fd), errno));
-  }
-  arguments.job.on_begin = [&refusals] { refusals.reset(); };
-  auto outcome = run_program(context, arguments);
-  if (outcome && !outcome->why) return outcome->status;
-  Error why = outcome ? std::move(*outcome->why) : std::move(outcome.error());
-  const int status = outcome ? outcome->status : exit_status(why.code);
-  nlohmann::json out = to_json(why);
-  out["error"]["exit_status"] = status;
-  const std::string text = json_text(out);
-  if (refusals.valid() &&
-      write_all(refusals.get(), text.data(), text.size(), "the pipe for refusals"))
-    return status;
-  if (!outcome) return fail(std::move(why));
-  tell_error(context, why, status);
-  return status;
-}
-
 }  // namespace
+
+Error become_run_of(const Context& context, const std::string& images_dir,
+                    const job::SavedJob& saved, const std::vector<std::string>& options) {
+  std::error_code unknown;
+  const std::string own = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  std::vector<std::string> words{own, "run", "--images-dir", images_dir};
+  words.insert(words.end(), options.begin(), options.end());
+  if (!saved.name.empty()) words.insert(words.end(), {"--name", saved.name});
+  words.emplace_back("--");
+  words.insert(words.end(), saved.command.begin(), saved.command.end());
+  auto outcome = become(context, words);
+  return outcome.why ? std::move(*outcome.why) : Error{ErrorCode::kInternal, "no exec", {}};
+}
 
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
   // As CLI11 has it, which takes "-5" for a word.
@@ -231,6 +225,18 @@ std::vector<std::string> take_command(const CLI::App& app, std::vector<std::stri
   return command;
 }
 
+Result<UniqueFd> take_refusals(const std::vector<std::string>& words) {
+  const auto option = std::find(words.begin(), words.end(), kRefusals);
+  if (option == words.end() || option + 1 == words.end()) return UniqueFd();
+  const std::string& text = option[1];
+  int number = -1;
+  (void)std::from_chars(text.data(), text.data() + text.size(), number);
+  if (number < 0) return UniqueFd();
+  if (::fcntl(number, F_SETFD, FD_CLOEXEC) != 0)
+    return fail(errno_error(fmt::format("descriptor {} is not open", number), errno));
+  return UniqueFd(number);
+}
+
 Verb add_run(CLI::App& app) {
   auto arguments = std::make_shared<RunArguments>();
   CLI::App* command = app.add_subcommand(
@@ -244,15 +250,11 @@ Verb add_run(CLI::App& app) {
   add_job_options(*command, *arguments);
   command->positionals_at_end();
   command->prefix_command(false);
-  // Not for people.
-  command->add_option("--refusal-fd", arguments->refusal_fd)
+  // Not for people: take_refusals().
+  command->add_option_function<int>(kRefusals, [](int) {})
       ->check(whole_number(0, 1 << 20))
       ->group("");
-  return {command,
-          [arguments](Context& context) {
-            return arguments->refusal_fd < 0 ? run_for_people(context, *arguments)
-                                             : run_for_program(context, *arguments);
-          },
+  return {command, [arguments](Context& context) { return start_program(context, *arguments); },
           false};
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,12 @@ struct Context {
   std::vector<std::string> notes = {};
   // Of `stasis run`: COMMAND, as it was given.
   std::vector<std::string> command = {};
+  // Options that have their values from a configuration file.
+  std::set<std::string> configured = {};
   Inherited inherited = {};
+  // Where errors go, as JSON: to a program that has started this one and wants to know what it
+  // refuses, as the Python package does. Closed where a command begins.
+  UniqueFd refusals = {};
   // The directory of the metrics; empty: none. Open from before the verb begins.
   std::string metrics = {};
   UniqueFd metrics_dir = {};
@@ -88,6 +94,8 @@ Verb add_run(CLI::App& app);
 // Takes COMMAND and its arguments out of the words of a `stasis run`, before they are parsed, and
 // leaves one in their place: CLI11 would make two words of "[1,2]", and none of "[]".
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words);
+// The descriptor of --refusal-fd, also where other words are wrong; none if it is not given.
+Result<UniqueFd> take_refusals(const std::vector<std::string>& words);
 Verb add_attach(CLI::App& app);
 Verb add_ps(CLI::App& app);
 Verb add_suspend(CLI::App& app);

@@ -296,7 +296,43 @@ END
   umount "$folder/gpu"
 }
 
-@test "a restore of a job's image, or of its folder, is told the line that goes on from it" {
+@test "a restore of a job's folder goes on with the job, as its line does" {
+  start_run --name trainer
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  before=$(target_round)
+  # What a restore of an image alone has, a job has not.
+  refused 2 usage restore "$images" --verify first
+  assert_contains "$err" "with which no --verify goes"
+  refused 2 usage restore "$images" --timeout 1m
+  RUN_LOG=$BATS_TEST_TMPDIR/restore.log
+  # What a file says of all restores does not stand in the way.
+  printf '[restore]\nverify = first\n' >"$BATS_TEST_TMPDIR/config"
+  export STASIS_CONFIG=$BATS_TEST_TMPDIR/config
+  exec_on_gpu stasis restore "$images" --device-map auto --trace "$BATS_TEST_TMPDIR/trace" \
+    </dev/null >"$TARGET_LOG" 2>"$RUN_LOG" 3>&- &
+  RUN=$!
+  at_end_kill "$RUN"
+  told "the job goes on as by \`stasis run --images-dir $images --name trainer -- stasis-workload memory"
+  told "goes on from $images/000001"
+  target_goes_on
+  (($(target_round) > before))
+  stasis suspend trainer
+  stasis resume trainer
+  target_goes_on
+  kill -TERM "$RUN"
+  ends_with 75
+  assert_equal "$(ls "$images")" $'000001\n000002\nlock'
+  [ -s "$BATS_TEST_TMPDIR/trace" ]
+  # Another does not go on with it meanwhile; a newest image that is damaged is not taken.
+  printf x >>"$images/000002/manifest.json"
+  start_run --name trainer
+  told "goes on from $images/000001"
+  refused 7 busy restore "$images"
+}
+
+@test "a restore of a job's image, or of its folder with --detach, is told the line that goes on from it" {
   start_run
   job_is_up
   kill -TERM "$RUN"
@@ -316,7 +352,7 @@ END
   ends_with 75
   refused 2 usage restore "$images" --detach
   assert_contains "$err" "start \`stasis run --images-dir $images --name trainer -- stasis-workload memory"
-  assert_contains "$err" ", with --every and the like as before: it goes on there"
+  assert_contains "$err" ", with --every and the like as before: the job goes on there"
   done_by inspect "$images" --json
   assert_equal "$(json 'd["name"]')" trainer
 }

@@ -150,6 +150,18 @@ class Program(harness.Case):
         with self.assertRaises(stasis.Usage) as caught:
             stasis.run(["true"], images_dir=images, on_signal=["NONE"], **quiet)
         self.assertIn("'NONE' is no signal", caught.exception.message)
+        # What its command line refuses, and a file of configuration.
+        with self.assertRaises(stasis.Usage) as caught:
+            stasis.run(["touch", begun + "-2"], images_dir=images, keep=0, **quiet)
+        self.assertIn("keep", caught.exception.message)
+        configuration = os.path.join(folder, "config")
+        with open(configuration, "w", encoding="ascii") as file:
+            file.write("[run]\nkeep = nonsense\n")
+        with self.assertRaises(stasis.Usage) as caught:
+            wrong = {**os.environ, "STASIS_CONFIG": configuration}
+            stasis.run(["touch", begun + "-2"], images_dir=images, env=wrong, **quiet)
+        self.assertIn(configuration, caught.exception.message)
+        self.assertFalse(os.path.exists(begun + "-2"))
         # The command, which begins, has nothing of that.
         with subprocess.Popen(["sleep", "60"]) as plain:
             job = stasis.run(["sleep", "60"], name="taken", **quiet)
