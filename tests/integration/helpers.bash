@@ -115,7 +115,9 @@ target_goes_on() {
 }
 
 target_is_past() {
-  (($(target_round) > $1))
+  local word='' number=''
+  { read -r word number _ <"$TARGET_STATUS"; } 2>/dev/null || true
+  [[ $word == round && $number =~ ^[0-9]+$ ]] && ((10#$number > $1))
 }
 
 # Ends the target as its user would, and requires that all of its rounds were right.
@@ -131,20 +133,33 @@ target_verifies() {
 
 # wait_until SECONDS COMMAND...: until the command succeeds.
 wait_until() {
-  local deadline=$((SECONDS + $1))
+  local deadline=$((SECONDS + $1)) tries=0
   shift
   until "$@"; do
     ((SECONDS <= deadline)) || return 1
-    nap
+    # What takes long is asked less often: the asking starts programs, and others need the processors.
+    nap $((++tries < 10 ? 2 : 5))
   done
 }
 
-# 20 ms. Starting a program for it takes a tenth of that time of a processor, which the tests that run beside
+# has_text TEXT FILE...: one of the files has it. Asked fifty times a second, so without a program.
+has_text() {
+  local text=$1 file content
+  shift
+  for file; do
+    content=
+    { read -rd '' content <"$file"; } 2>/dev/null || true
+    [[ $content != *"$text"* ]] || return 0
+  done
+  return 1
+}
+
+# nap [HUNDREDTHS]: 20 ms. Starting a program for it takes a tenth of that time of a processor, which the tests that run beside
 # need. The pipe is open only for that time: what a test starts does not inherit it.
 nap() {
   local pipe=$BATS_RUN_TMPDIR/nap nothing
   [[ -p $pipe ]] || mkfifo "$pipe" 2>/dev/null || { sleep 0.02; return; }
-  read -rt 0.02 nothing <>"$pipe" || true
+  read -rt "0.0${1:-2}" nothing <>"$pipe" || true
 }
 
 # Kills every target with all that it has started. Each has a process group of its own.

@@ -23,7 +23,7 @@ start_run() {
 }
 job_is_up() { wait_until 60 target_is_up || { cat "$RUN_LOG" >&2; return 1; }; }
 # told TEXT: stasis run comes to say so.
-told() { wait_until 60 grep -qF "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
+told() { wait_until 60 has_text "$1" "$RUN_LOG" || { cat "$RUN_LOG" >&2; return 1; }; }
 
 # ends_with STATUS
 ends_with() {

@@ -129,15 +129,18 @@ in_state() {
 # Neither `ps` nor the driver is asked: the driver answers no caller while it works for another.
 # How many threads of this test's are in a call that a fault draws out.
 count_held_up() {
-  local one count=0
-  for one in $(grep -lxs sim-held-up /proc/[0-9]*/task/*/comm); do
+  local one name count=0
+  for one in /proc/[0-9]*/task/*/comm; do
+    name=
+    { read -r name <"$one"; } 2>/dev/null || true
+    [[ $name == sim-held-up ]] || continue
     ! tr '\0' '\n' 2>/dev/null <"${one%/task/*}/environ" | grep -qxF "STASIS_SIM_DIR=$STASIS_SIM_DIR" || count=$((count + 1))
   done
   echo "$count"
 }
 held_up() { (($(count_held_up) > 0)); }
 # works_on_it TOOL: that stasis has begun, and has come to the call that a fault draws out.
-works_on_it() { grep -qs "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && held_up; }
+works_on_it() { has_text "\"owner\":$1," "$STASIS_STATE_DIR"/*.json && held_up; }
 # stopped_at_work TOOL: it has come there, and stays until `kill -CONT`, however long what the test does meanwhile takes.
 stopped_at_work() { wait_until 60 works_on_it "$1" && at_end_kill "$1" && kill -STOP "$1"; }
 # The path of one that leaves its number in $BATS_TEST_TMPDIR/criu-number.
@@ -189,12 +192,23 @@ stands_still() {
 }
 
 # There, and not just waiting to be collected.
-lives() { grep -qE "^State:[[:space:]]+[^ZX[:space:]]" "/proc/${1:-$TARGET}/status" 2>/dev/null; }
+lives() {
+  local word state=''
+  while read -r word state _ && [[ $word != State: ]]; do :; done 2>/dev/null <"/proc/${1:-$TARGET}/status" || return 1
+  [[ $word == State: && $state != [ZX] ]]
+}
 # Reaped too: an image can be restored only when its numbers are free.
 number_is_free() { [[ ! -e /proc/${1:-$TARGET} ]]; }
 
 # The children of a process.
-children_of() { cat /proc/"$1"/task/*/children 2>/dev/null | tr ' ' '\n' | grep . || true; }
+children_of() {
+  local file children
+  for file in /proc/"$1"/task/*/children; do
+    children=()
+    { read -ra children <"$file"; } 2>/dev/null || true
+    ((${#children[@]} == 0)) || printf '%s\n' "${children[@]}"
+  done
+}
 
 # A root without CUDA, two CUDA children, and below it one process without CUDA. Sets TARGET, CHILDREN.
 start_tree() {
