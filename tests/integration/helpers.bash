@@ -144,12 +144,12 @@ wait_until() {
 
 # has_text TEXT FILE...: one of the files has it. Asked fifty times a second, so without a program.
 has_text() {
-  local text=$1 file content
+  local text=$1 file parts
   shift
   for file; do
-    content=
-    { read -rd '' content <"$file"; } 2>/dev/null || true
-    [[ $content != *"$text"* ]] || return 0
+    parts=() # between bytes 0, which a file has that was emptied while a program writes it
+    { mapfile -d '' parts <"$file"; } 2>/dev/null || true
+    [[ ${parts[*]} != *"$text"* ]] || return 0
   done
   return 1
 }
