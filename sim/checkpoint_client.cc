@@ -261,7 +261,14 @@ CUresult ask(int pid, Request& request, Reply& reply) {
     pollfd polled[2] = {{ours.get(), POLLIN, 0}, {process.get(), POLLIN, 0}};
     if (::poll(polled, 2, -1) < 0 && errno != EINTR) return CUDA_ERROR_OPERATING_SYSTEM;
     const auto n = ::recv(ours.get(), &reply, sizeof reply, MSG_DONTWAIT);
-    if (n == ssize_t{sizeof reply}) return static_cast<CUresult>(reply.result);
+    if (n == ssize_t{sizeof reply}) {
+      // Until it has closed its end: a CRIU that comes now would find a socket with its other end
+      // in another process. Not for long, as the thread may be stopped by then.
+      constexpr int kClosesIn = 100;  // milliseconds
+      pollfd closed{ours.get(), POLLIN, 0};
+      (void)::poll(&closed, 1, kClosesIn);
+      return static_cast<CUresult>(reply.result);
+    }
     if (n == 0 || (polled[1].revents & POLLIN)) return CUDA_ERROR_OPERATING_SYSTEM;  // it died
   }
 }

@@ -95,13 +95,13 @@ def driver():
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """One process of a tree. `state` is None without CUDA, `gpu_bytes` what it had on GPUs (0: unknown)."""
+    """One process of a tree. `state` is None without CUDA, `gpu_bytes` what it had on GPUs (None: unknown)."""
 
     pid: int
     command: str
     cuda: bool
     state: str | None = None
-    gpu_bytes: int = 0
+    gpu_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,9 @@ class Recovered:
 
 def _process_report(given):
     state = given.get("state")
-    return ProcessReport(given["pid"], given["command"], given["cuda"], state, given.get("gpu_bytes") or 0)
+    unknown = None if given["cuda"] else 0
+    size = given.get("gpu_bytes")
+    return ProcessReport(given["pid"], given["command"], given["cuda"], state, unknown if size is None else size)
 
 
 def _cuda_pids(members):

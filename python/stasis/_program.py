@@ -151,7 +151,7 @@ def doctor(target=None, *, images_dir=None, trial=True, criu=None):
 
     def checks(of):
         return tuple(
-            Check(one["id"], one["light"], one["what"], one["remedy"] and _remedies.in_python(one["remedy"]))
+            Check(one["id"], one["light"], _remedies.in_python(one["what"]), one["remedy"] and _remedies.in_python(one["remedy"]))
             for one in given[of]
         )
 

@@ -222,16 +222,15 @@ void tell_error(const Context& context, const Error& error, int status) {
     context.terminal.error(error);
 }
 
-std::string state_text(const Report& report) {
+std::string state_text(const Report& report, const std::string& target) {
   const auto words = [&](CudaState state) -> std::string {
-    const int root = report.root.value;
     switch (state) {
       case CudaState::kRunning:
         return "runs on";
       case CudaState::kLocked:
-        return fmt::format("is locked; `stasis resume {}` lets it run", root);
+        return fmt::format("is locked; `stasis resume {}` lets it run", target);
       case CudaState::kCheckpointed:
-        return fmt::format("is suspended; `stasis resume {}` brings it back", root);
+        return fmt::format("is suspended; `stasis resume {}` brings it back", target);
       case CudaState::kFailed:
         return "has failed";
     }

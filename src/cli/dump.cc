@@ -115,7 +115,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
                                    format_seconds(report.total), downtime_text(report)));
   context.terminal.out(options.dump.after == AfterDump::kKill
                            ? "it has ended, and its GPU memory is free"
-                           : state_text(report));
+                           : state_text(report, options.target.text));
   context.terminal.debug(phases_text(report));
   if (report.dropped_zero_bytes > 0) {
     context.terminal.debug(fmt::format("{} of zeros that the driver had saved are left out",

@@ -80,7 +80,7 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
     context.terminal.out_block(out);
   };
   show("image", fmt::format("{}, {} in {} files{}", shown(report.path), format_bytes(m.total_bytes),
-                            m.files.size(), m.sync == SyncPolicy::kDisk ? "" : ", not synced"));
+                            m.file_count(), m.sync == SyncPolicy::kDisk ? "" : ", not synced"));
   show("made", fmt::format("{} on {} by stasis {}\nkernel {}, CRIU {}, driver {}", m.created,
                            shown(m.hostname), shown(m.stasis_version), shown(m.kernel_release),
                            criu_version_text(m.criu_version),

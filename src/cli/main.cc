@@ -35,6 +35,7 @@ constexpr const char* kDescription =
     "Stasis suspends, saves and brings back running CUDA programs, without changing them.";
 
 constexpr const char* kFooter =
+    "`stasis help VERB` is `stasis VERB --help`, `stasis version` is `stasis -V`.\n\n"
     "Exit status: 0 done, 1 failed, 2 usage, 3 no such process, 4 does not use CUDA,\n"
     "5 not permitted, 6 wrong state, 7 time-out or busy, 8 driver, 9 CRIU, 10 image,\n"
     "11 no room (disk, GPU, process number), 12 something is left behind: run\n"

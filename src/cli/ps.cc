@@ -344,7 +344,7 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
           {"reason", or_null(row.reason)},
           {"path", or_null(row.path)},
           {"gpus", places},
-          {"gpu_bytes", row.state == "checkpointed" ? 0 : total_bytes(row.uses)},
+          {"gpu_bytes", bytes_in_use(row)},
           {"gpu_memory", uses},
           {"since", row.since > 0 ? json(utc_text({row.since, 0})) : json()},
           {"operation", or_null(row.under)},
@@ -413,6 +413,9 @@ void show_again(Context& context, const Collected& collected, const PsArguments&
 }
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
+  if (arguments.csv && context.json)
+    return fail(ErrorCode::kUsage, "--format csv and --json are two answers",
+                "ask for one of them");
   context.json = context.json || arguments.json;
   context.session.timeouts.reset();  // each question has a thread of its own instead
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));

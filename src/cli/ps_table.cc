@@ -65,7 +65,11 @@ constexpr auto kColumns = std::to_array<Column>({
      [](const Row& row, const auto&) { return std::to_string(row.pid.value); }},
     {"user", "USER", [](const Row& row, const auto&) { return row.user; },
      [](const Row& row, const auto&) { return row.user; }, 1},
-    {"state", "STATE", [](const Row& row, const auto&) { return row.state; },
+    // The verbs' word; for programs it is cuda-checkpoint's.
+    {"state", "STATE",
+     [](const Row& row, const auto&) {
+       return row.state == "checkpointed" ? std::string("suspended") : row.state;
+     },
      [](const Row& row, const auto&) { return row.state; }},
     {"path", "PATH", [](const Row& row, const auto&) { return or_dash(row.path); },
      [](const Row& row, const auto&) { return row.path; }, 2},
@@ -75,7 +79,7 @@ constexpr auto kColumns = std::to_array<Column>({
      },
      4},
     {"gpu_bytes", "GPU MEMORY", [](const Row& row, const auto&) { return memory_text(row); },
-     [](const Row& row, const auto&) { return std::to_string(total_bytes(row.uses)); }, 5},
+     [](const Row& row, const auto&) { return std::to_string(bytes_in_use(row)); }, 5},
     {"since", "SINCE", &age_text,
      [](const Row& row, const auto&) {
        return row.since > 0 ? utc_text({row.since, 0}) : "";
@@ -107,6 +111,10 @@ std::vector<const Column*> columns_of(const Collected& collected,
 }
 
 }  // namespace
+
+std::uint64_t bytes_in_use(const Row& row) {
+  return row.state == "checkpointed" ? 0 : total_bytes(row.uses);
+}
 
 std::vector<std::string> column_names() {
   std::vector<std::string> out;

@@ -39,6 +39,9 @@ struct Collected {
 // The places of its GPUs in the driver's order; nothing for one that is not here.
 std::vector<std::optional<std::size_t>> places_of(const Row& row, const std::vector<Gpu>& gpus);
 
+// On GPUs now: none of it while it is suspended.
+std::uint64_t bytes_in_use(const Row& row);
+
 // What --columns knows.
 std::vector<std::string> column_names();
 // Of `columns`, in that order; of none: all, the table without those that a narrow terminal has no

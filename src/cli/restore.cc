@@ -113,14 +113,18 @@ Result<void> check_still_there(const RestoreReport& report) {
   return {};
 }
 
-// It is found again by the name that it had at the dump.
-void give_name(Context& context, const RestoreReport& report) {
-  if (report.job_name.empty()) return;
+// It is found again by the name that it had at the dump. False: it has none now.
+bool give_name(Context& context, const RestoreReport& report) {
+  if (report.job_name.empty()) return false;
   auto entered = job::Registration::enter(
       {report.job_name, {report.root}, Pid{}, report.root, {}, {}, report.command, {}});
-  if (entered) return entered->leave();
+  if (entered) {
+    entered->leave();
+    return true;
+  }
   context.note(fmt::format("it does not get its name {} back: {}", report.job_name,
                            entered.error().to_string()));
+  return false;
 }
 
 Result<int> restore_here(Context& context, RestoreArguments& options);
@@ -147,7 +151,7 @@ Result<int> restore_job(Context& context, const CLI::App& command, const Restore
       continue;
     }
     return fail(ErrorCode::kUsage,
-                fmt::format("{} is the directory of a job, with which no --{} goes", dir, name),
+                fmt::format("--{} cannot be used with the directory of a job, {}", name, dir),
                 fmt::format("leave it out, or start `{}`, with --every and the like as before: "
                             "the job goes on there",
                             saved.line));
@@ -236,15 +240,16 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   if (options.detach) {
     STASIS_TRY(check_still_there(report));
   }
-  give_name(context, report);
+  const bool named = give_name(context, report);
   // From when it is said that the job runs on.
   if (!options.detach) pass_signals_on_to(report.root);
   if (context.json) {
     context.print(to_json(report));
   } else {
-    context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(report),
-                                     report.images_dir, format_bytes(report.image_bytes),
-                                     format_seconds(report.total), state_text(report)));
+    context.terminal.out(fmt::format(
+        "restored {} from {} ({}) in {}; {}", subject_text(report), report.images_dir,
+        format_bytes(report.image_bytes), format_seconds(report.total),
+        state_text(report, named ? report.job_name : std::to_string(report.root.value))));
     context.terminal.debug(phases_text(report));
   }
   if (options.detach) return 0;

@@ -34,7 +34,7 @@ Result<void> reach(Context& context, Target& target) {
     STASIS_TRY(job::enter(there.entry()));
     if (!context.json) {
       context.terminal.note(
-          fmt::format("process numbers are those in the namespace of job {}: it is {} there",
+          fmt::format("process numbers are those inside of job {}: its own is {} there",
                       target.job->name, target.pid.value));
     }
     return {};

@@ -173,7 +173,8 @@ void tell_error(const Context& context, const Error& error, int status);
 
 // Reports as text; as JSON: report/report.h.
 // What its processes are now: "it runs on", "process 12 is running, process 13 is checkpointed".
-std::string state_text(const Report& report);
+// `target`: its number or name, as a later line of the user may have it.
+std::string state_text(const Report& report, const std::string& target);
 // "direct path: move out 12 ms, lock 3 ms"
 std::string phases_text(const Report& report);
 // ", standing still for 0.52 s", or nothing.

@@ -97,7 +97,10 @@ Result<Criu> Criu::find(const std::optional<std::string>& explicit_path) {
   if (!named.empty()) {
     const std::string path = on_path(named);
     if (path.empty() || !is_program(path)) {
-      return fail(ErrorCode::kCriuMissing, fmt::format("\"{}\" is no program", named), get_one());
+      return fail(ErrorCode::kCriuMissing, fmt::format("\"{}\" is no program", named),
+                  explicit_path.value_or(std::string()).empty()
+                      ? "let STASIS_CRIU name one that is, or unset it; " + get_one()
+                      : "name one that is with --criu, or leave it out; " + get_one());
     }
     candidates.push_back(path);
   } else {

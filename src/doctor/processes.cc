@@ -26,7 +26,7 @@ std::string name_of(const proc::ProcessInfo& info) {
   return fmt::format("process {} ({})", info.pid.value, info.comm);
 }
 
-Obstacle state_obstacle(const TreeMember& member) {
+Obstacle state_obstacle(const TreeMember& member, Pid root) {
   const std::string name = name_of(member.process.info());
   const Pid pid = member.process.pid();
   switch (*member.initial) {
@@ -37,7 +37,7 @@ Obstacle state_obstacle(const TreeMember& member) {
     case CudaState::kCheckpointed:
       return {"cuda-state", Severity::kYellow, pid,
               fmt::format("{} uses CUDA and is {}", name, cuda_state_name(*member.initial)),
-              "a dump keeps it so; `stasis recover` makes it run"};
+              fmt::format("a dump keeps it so; `stasis resume {}` makes it run", root.value)};
     case CudaState::kRunning:
       break;
   }
@@ -190,7 +190,7 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
   std::vector<proc::ProcessInfo> with_cuda;
   for (const TreeMember& member : tree.members()) {
     if (!member.initial) continue;
-    out.push_back(state_obstacle(member));
+    out.push_back(state_obstacle(member, tree.root()));
     if (*member.initial != CudaState::kCheckpointed) with_cuda.push_back(member.process.info());
   }
   if (tree.cuda_count() == 0) {

@@ -251,6 +251,8 @@ struct Manifest {
   std::uint64_t total_bytes = 0;  // seal() fills it in: the sum of all sizes, also of the content's
   // Of all processes and their threads.
   std::set<int> numbers() const;
+  // Of all that total_bytes sums up.
+  std::size_t file_count() const;
   bool operator==(const Manifest&) const = default;
 };
 

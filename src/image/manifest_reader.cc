@@ -170,6 +170,13 @@ Result<void> check_version(const Json& json) {
 
 }  // namespace
 
+std::size_t Manifest::file_count() const {
+  std::size_t count = files.size();
+  for (const auto* part : {&content, &host_content})
+    if (*part) count += (*part)->data_sizes.size() + 1;  // and the index
+  return count;
+}
+
 std::set<int> Manifest::numbers() const {
   std::set<int> all;
   for (const ProcessRecord& process : processes) {

@@ -237,7 +237,7 @@ Result<std::string> operate_inside(const InsideCaller& caller, const Target& tar
   STASIS_TRY_ASSIGN(auto process, start());
   STASIS_TRY(send(process.channel(), setup));
   STASIS_TRY(send_message(process.channel(), errand));
-  caller.note(fmt::format("process numbers are those in the namespace of job {}: it is {} there",
+  caller.note(fmt::format("process numbers are those inside of job {}: its own is {} there",
                           target.job->name, target.pid.value));
   return wait_for_inside(caller, std::move(process), target);
 }

@@ -39,8 +39,9 @@ std::string saved_text(const std::string& path, const Saved& saved, const std::v
 
 std::string early_end_text(int signal_number, Seconds after) {
   return fmt::format(
-      "the job was ended by {} within {} of its restore, and not by its own end: "
-      "something that it had when it was saved may not be here; its images stay",
+      "the job was ended by {} within {} of its restore, and not by its own end, as by a `stasis "
+      "dump` of it: otherwise something that it had when it was saved may not be here; its images "
+      "stay",
       signal_name(signal_number), format_seconds(after));
 }
 

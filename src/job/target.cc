@@ -42,11 +42,12 @@ Error no_such_job(const std::string& name) {
   for (const JobEntry& entry : all_jobs())
     known.push_back(entry.name);
   const std::string meant = closest(name, known);
-  return {ErrorCode::kNoSuchProcess,
-          fmt::format("no job has the name {}{}", name,
-                      meant.empty() ? "" : fmt::format("; did you mean {}?", meant)),
-          "`stasis ps` shows the names; `stasis run --name` gives one; a user's job with "
-          "--images-dir is reached by that user"};
+  return {
+      ErrorCode::kNoSuchProcess,
+      fmt::format("no job has the name {}{}", name,
+                  meant.empty() ? "" : fmt::format("; did you mean {}?", meant)),
+      "`stasis ps` shows the names; `stasis run --name` gives one; another user's is reached as "
+      "root or as that user"};
 }
 
 }  // namespace

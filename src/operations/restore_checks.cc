@@ -98,14 +98,17 @@ bool is_above(Pid pid) {
   return false;
 }
 
+// It stays until the job ends: the namespace ends with it.
+constexpr const char* kInANamespace = "`unshare --pid --fork --mount-proc stasis restore ...`";
+
 Error pid_in_use(const proc::ProcessInfo& user) {
   if (is_above(user.pid)) {
     return {ErrorCode::kPidInUse,
             fmt::format("the image needs process number {}, which is in use by {}, by which this "
                         "stasis was started",
                         user.pid.value, user.comm),
-            "restore in a PID namespace of its own, which ends with the root: unshare --pid --fork "
-            "--mount-proc stasis restore ... (without --detach)"};
+            fmt::format("restore in a PID namespace of its own, which ends with the root: {}",
+                        kInANamespace)};
   }
   const bool zombie = user.has_ended();
   return {
@@ -115,10 +118,10 @@ Error pid_in_use(const proc::ProcessInfo& user) {
                   zombie ? fmt::format(": it has exited, and its parent {} has not waited for it",
                                        user.parent.value)
                          : ""),
-      fmt::format("{}, or restore in a PID namespace of its own: unshare --pid --fork "
-                  "--mount-proc stasis restore ... (without --detach)",
+      fmt::format("{}, or restore in a PID namespace of its own: {}",
                   zombie ? fmt::format("end process {}", user.parent.value)
-                         : "is the job still running? end what uses the number")};
+                         : "is the job still running? end what uses the number",
+                  kInANamespace)};
 }
 
 // Another PID namespace would not help: there, too, we may have the number.
@@ -162,17 +165,16 @@ Error group_in_use(const GroupMemberOf& user) {
                       "process {} ({}{})",
                       user.number, user.what, process.pid.value, process.comm,
                       ended ? ", which has exited and was not waited for" : ""),
-          fmt::format("{} {}, or restore in a PID namespace of its own: unshare --pid --fork "
-                      "--mount-proc stasis restore ... (without --detach)",
+          fmt::format("{} {}, or restore in a PID namespace of its own: {}",
                       ended ? "have its parent wait for it, process" : "end process",
-                      ended ? process.parent.value : process.pid.value)};
+                      ended ? process.parent.value : process.pid.value, kInANamespace)};
 }
 
 Error thread_in_use(Tid thread, const std::string& who) {
-  return {ErrorCode::kPidInUse,
-          fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
-          "end what uses it, or restore in a PID namespace of its own: unshare --pid --fork "
-          "--mount-proc stasis restore ... (without --detach)"};
+  return {
+      ErrorCode::kPidInUse,
+      fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
+      fmt::format("end what uses it, or restore in a PID namespace of its own: {}", kInANamespace)};
 }
 
 // The kernel lets those choose numbers who have the right in the user namespace that the PID

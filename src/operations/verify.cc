@@ -22,9 +22,7 @@ Result<VerifyReport> verify_image(const std::string& images_dir, Progress& progr
   VerifyReport report;
   report.path = image.path();
   report.bytes = image.manifest().total_bytes;
-  report.files = image.manifest().files.size();
-  for (const auto& content : {image.manifest().content, image.manifest().host_content})
-    if (content) report.files += content->data_sizes.size() + 1;
+  report.files = image.manifest().file_count();
   report.content = report_content(image, ContentKind::kGpu);
   report.host_content = report_content(image, ContentKind::kHost);
   report.seconds = since(start).count();

@@ -78,14 +78,16 @@ std::string phase_meaning(std::string_view name) {
       {"find", "its GPU memory is found"},
       {"exchange", "its GPU memory becomes the agent’s, at the same addresses"},
       {"copy out",
-       "the content of the GPU is copied into the processes’ own memory, past the driver"},
+       "the content of the GPU is copied past the driver: into the image, or into the processes’ "
+       "own memory"},
       {"evict", "memory whose content was copied is given back to the GPU"},
       {"lock", "GPU work in flight is waited for, and new work held back"},
       {"checkpoint",
        "the driver moves the content of the GPU, or what is left of it, into the processes’ own "
        "memory"},
       {"criu start", "CRIU starts and finds out what the kernel can do; the processes still run"},
-      {"criu", "CRIU writes the processes, and with them what was on the GPU, into files"},
+      {"criu",
+       "CRIU writes the processes into files, and with them what they have of the GPU’s content"},
       {"checksums", "every file gets a checksum, by which a restore finds damage"},
       {"sync", "the files are brought to the disk, so that they survive a loss of power"}};
   for (const auto& [known, meaning] : kMeanings)

@@ -136,8 +136,9 @@ void set_checks(data& page, const ImageReport& image, bool verified) {
                    "with --verify they are.";
   if (is_for_a_job(image.manifest)) {
     more +=
-        " It has what was in the /dev/shm of a job: stasis run --images-dir goes on from it, and "
-        "stasis restore does not.";
+        " It has what was in the /dev/shm of a job, which goes on from it by its folder, and not "
+        "from "
+        "the image alone.";
   }
   page.set("verdict_more", more);
 }
@@ -221,7 +222,7 @@ void set_size(data& page, const ImageReport& image) {
   page.set("bytes_total", grouped(manifest.total_bytes));
   page.set("size_lead",
            fmt::format("{} in {}{}.", format_bytes(manifest.total_bytes),
-                       plural(manifest.files.size(), "file", "files"),
+                       plural(manifest.file_count(), "file", "files"),
                        manifest.sync == SyncPolicy::kDisk
                            ? ""
                            : ", not synced to the disk when the dump ended (--sync none)"));
@@ -486,10 +487,10 @@ void set_facts(data& page, const ImageReport& image) {
   list facts;
   const auto still = downtime(phases);
   facts.push_back(still ? fact("Downtime", format_seconds(Seconds(*still)),
-                               "until CRIU had the processes in its files")
+                               "until they were saved; the dump says how long in all")
                         : fact("Downtime", "–", "no times recorded"));
   facts.push_back(fact("Size", format_bytes(manifest.total_bytes),
-                       "in " + plural(manifest.files.size(), "file", "files")));
+                       "in " + plural(manifest.file_count(), "file", "files")));
   facts.push_back(manifest.phases.empty()
                       ? fact("Dump", "–", "no times recorded")
                       : fact("Dump", format_seconds(Seconds(total_time(phases))),

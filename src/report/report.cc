@@ -25,7 +25,7 @@ json to_json(const ProcessReport& process) {
               {"gpu_bytes", nullptr}};
   if (process.cuda) {
     out["state"] = std::string(process.state ? cuda_state_name(*process.state) : "ended");
-    out["gpu_bytes"] = process.gpu_bytes;
+    if (process.gpu_bytes > 0) out["gpu_bytes"] = process.gpu_bytes;
   }
   return out;
 }
@@ -262,7 +262,7 @@ json to_json(const ImageReport& report) {
   return {{"ok", true},
           {"images_dir", report.path},
           {"image_bytes", m.total_bytes},
-          {"files", m.files.size()},
+          {"files", m.file_count()},
           {"created", m.created},
           {"hostname", m.hostname},
           {"stasis_version", m.stasis_version},

@@ -304,7 +304,7 @@ END
   before=$(target_round)
   # What a restore of an image alone has, a job has not.
   refused 2 usage restore "$images" --verify first
-  assert_contains "$err" "with which no --verify goes"
+  assert_contains "$err" "--verify cannot be used with the directory of a job"
   refused 2 usage restore "$images" --timeout 1m
   RUN_LOG=$BATS_TEST_TMPDIR/restore.log
   # What a file says of all restores does not stand in the way.

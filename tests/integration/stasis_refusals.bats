@@ -236,7 +236,7 @@ fake_criu() {
 @test "a CRIU that is missing, no program or no CRIU is refused before the target is touched" {
   start_target idle
   STASIS_CRIU=/no/such/criu refused 9 criu-missing dump "$TARGET" --images-dir "$image"
-  assert_contains "$err" "tools/get-criu"
+  assert_contains "$err" "unset it; \`stasis-get-criu\` (in the source: tools/get-criu)"
   refused 9 criu-missing dump "$TARGET" --images-dir "$image" --criu "$BATS_TEST_TMPDIR"
   fake_criu 'echo "I am no criu" >&2; exit 1'
   refused 9 criu-missing dump "$TARGET" --images-dir "$image"

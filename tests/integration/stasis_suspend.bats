@@ -26,7 +26,7 @@ teardown() { end_stasis; }
   done_by suspend "$first"
   done_by ps --timeout 30000
   # What a suspended one gets back is in parentheses.
-  [[ $out =~ $first\ +[a-z]+\ +checkpointed\ +driver\ +0\ +\([0-9.]+\ MiB\)\ +[0-9]+\ s(\ +-)+\ +stasis-workload ]]
+  [[ $out =~ $first\ +[a-z]+\ +suspended\ +driver\ +0\ +\([0-9.]+\ MiB\)\ +[0-9]+\ s(\ +-)+\ +stasis-workload ]]
   [[ $out =~ $TARGET\ +[a-z]+\ +running\ +driver\ +0\ +[0-9.]+\ MiB\ +[0-9]+\ s(\ +-)+\ +stasis-workload ]]
   done_by ps --json --timeout 30000
   assert_equal "$(json "[p['state'] for p in d['processes'] if p['pid'] == $first]")" "['checkpointed']"

@@ -66,7 +66,7 @@ class Program(harness.Case):
         notes = []
         report = stasis.suspend(job, note=notes.append)
         self.assertEqual([one.state for one in report.processes], ["checkpointed"])
-        self.assertTrue(any("namespace of job saved" in note for note in notes), notes)
+        self.assertTrue(any("inside of job saved" in note for note in notes), notes)
         done = stasis.swap(other, job)
         self.assertEqual(done.resumed.processes[0].state, "running")
         (one,) = stasis.recover(other)

@@ -17,7 +17,7 @@ SEE = {"dump": ["restore", "doctor", "inspect", "logs"], "restore": ["dump", "in
        "logs": ["explain", "inspect"], "config": ["doctor"]}
 # What a page says besides the options.
 BODIES = {"ps": """.PP
-PID, USER and COMMAND are those of the process. STATE is its CUDA state (running, locked, checkpointed,
+PID, USER and COMMAND are those of the process. STATE is its CUDA state (running, locked, suspended,
 failed), waiting if the driver lets it run while its GPU memory is away, with a note that says until when, or
 busy if it does not answer in time, stopped (Ctrl\\-Z), traced, or ? with a note that says why.
 PATH is by whom its GPU memory goes, or has gone: direct where the agent of `stasis run` takes it out, driver,
