@@ -414,8 +414,7 @@ void show_again(Context& context, const Collected& collected, const PsArguments&
 
 Result<int> run_ps(Context& context, const PsArguments& arguments) {
   if (arguments.csv && context.json)
-    return fail(ErrorCode::kUsage, "--format csv and --json are two answers",
-                "ask for one of them");
+    return fail(ErrorCode::kUsage, "--format csv goes not with --json", "ask for one of them");
   context.json = context.json || arguments.json;
   context.session.timeouts.reset();  // each question has a thread of its own instead
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kNone));
