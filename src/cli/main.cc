@@ -190,6 +190,17 @@ void take_words_for_options(std::vector<std::string>& words) {
   words.insert(words.begin() + (words.empty() ? 0 : 1), "--help");
 }
 
+// "--name=" has an empty value, for which CLI11 would take the next word.
+void split_empty_values(std::vector<std::string>& words) {
+  for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
+    std::string& word = words[i];
+    if (!word.starts_with("--") || word.find('=') != word.size() - 1) continue;
+    word.pop_back();
+    words.insert(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, std::string());
+    ++i;
+  }
+}
+
 struct NamedVerb {
   std::string_view name;
   Verb (*add)(CLI::App& app);
@@ -371,6 +382,7 @@ int run(int argc, char** argv, const Inherited& inherited) {
   take_words_for_options(words);
   const std::vector<Verb> verbs = add_all(app, words, context, common);
   context.command = take_command(app, words);
+  split_empty_values(words);
   auto refusals = take_refusals(words);
   if (!refusals) return report_error(context, refusals.error());
   context.refusals = std::move(*refusals);

@@ -169,6 +169,13 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
                               "directory for the images of this one job; the newest there is "
                               "restored instead of starting COMMAND")
                   ->type_name("DIR")
+                  ->check(CLI::Validator(
+                      [](const std::string& dir) {
+                        return dir.empty() ? "is empty: name a directory, or leave it out to run "
+                                             "without images"
+                                           : std::string();
+                      },
+                      ""))
                   ->group(kGroup);
   add_save_options(command, arguments, dir);
   add_restart_options(command, job, dir);

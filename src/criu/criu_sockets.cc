@@ -199,4 +199,51 @@ std::string descriptor_under_way(const UniqueFd& criu_dir, bool unix_sockets_too
   return found;
 }
 
+std::map<std::uint64_t, std::uint64_t> saved_in_unix_sockets(const UniqueFd& criu_dir) {
+  // sk_packet_entry, images/sk-packet.proto, each with its bytes behind it.
+  constexpr std::uint32_t kQueuesMagic = 0x56264026;
+  constexpr std::uint32_t kIdFor = 1;
+  constexpr std::uint32_t kLength = 2;
+  const std::string image = read_criu_image(criu_dir, "sk-queues.img");
+  std::map<std::uint64_t, std::uint64_t> by_id;
+  std::uint32_t word = 0;
+  std::size_t at = 2 * sizeof word;
+  const bool has_any = image.size() >= at;  // CRIU makes it with the first
+  if (has_any && std::memcmp(image.data() + sizeof word, &kQueuesMagic, sizeof word) != 0)
+    return {};
+  while (has_any && image.size() - at >= sizeof word) {
+    std::memcpy(&word, image.data() + at, sizeof word);
+    at += sizeof word;
+    if (word > image.size() - at) return {};
+    try {
+      const protozero::pbf_reader packet(image.data() + at, word);
+      const std::uint64_t length = number_in(packet, kLength);
+      by_id[number_in(packet, kIdFor)] += length;
+      at += word;
+      if (length > image.size() - at) return {};
+      at += length;
+    } catch (const protozero::exception&) {
+      return {};
+    }
+  }
+  constexpr std::uint32_t kUnix = 16;  // of file_entry
+  constexpr std::uint32_t kId = 1;     // of unix_sk_entry
+  constexpr std::uint32_t kInode = 2;
+  std::map<std::uint64_t, std::uint64_t> out;
+  (void)each_message(read_criu_image(criu_dir, kFilesImage), kFilesMagic,
+                     [&](protozero::pbf_reader message) {
+                       while (message.next()) {
+                         if (message.tag() != kUnix ||
+                             message.wire_type() != protozero::pbf_wire_type::length_delimited) {
+                           message.skip();
+                           continue;
+                         }
+                         const protozero::pbf_reader entry = message.get_message();
+                         const auto found = by_id.find(number_in(entry, kId));
+                         out[number_in(entry, kInode)] = found == by_id.end() ? 0 : found->second;
+                       }
+                     });
+  return out;
+}
+
 }  // namespace stasis

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "base/fd.h"
@@ -20,5 +21,9 @@ std::vector<proc::BoundSocket> bound_sockets(const UniqueFd& criu_dir);
 // there is none. `unix_sockets_too`: CRIU was not told to leave out sockets that lead out of the
 // tree, which have an entry as well.
 std::string descriptor_under_way(const UniqueFd& criu_dir, bool unix_sockets_too);
+
+// How many bytes not yet read the image has of each unix socket, by the socket's inode number.
+// Empty if that cannot be read.
+std::map<std::uint64_t, std::uint64_t> saved_in_unix_sockets(const UniqueFd& criu_dir);
 
 }  // namespace stasis

@@ -795,7 +795,8 @@ class Search {
 }  // namespace
 
 bool passes_by_itself(const Obstacle& one) {
-  return one.id == ObstacleId("unread-netlink") || one.id == ObstacleId("unaccepted-connection");
+  return one.id == ObstacleId("unread-netlink") || one.id == ObstacleId("unread-urgent") ||
+         one.id == ObstacleId("unread-error") || one.id == ObstacleId("unaccepted-connection");
 }
 
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,

@@ -3,6 +3,7 @@
 #include <linux/netlink.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -37,6 +38,15 @@ constexpr Kind kUnaccepted{"unaccepted-connection", Severity::kRed,
                            "listens for TCP connections and has not accepted all that were made, "
                            "which CRIU cannot dump",
                            "dump once more when it has accepted them, or end what connects to it"};
+constexpr Kind kUnreadUrgent{
+    "unread-urgent", Severity::kRed,
+    "has TCP data with an urgent byte (MSG_OOB) not yet read, behind which "
+    "CRIU reads nothing",
+    "dump once more when it has read that, or close the connection"};
+constexpr Kind kUnreadError{"unread-error", Severity::kRed,
+                            "has unix sockets with an error not yet read, at which CRIU fails, and "
+                            "which it takes from them",
+                            "dump once more when it has read them, or close the sockets"};
 constexpr Kind kPing{
     "ping-socket", Severity::kYellow,
     "has sockets for echo requests (ping, SOCK_DGRAM of ICMP), which lose their "
@@ -83,6 +93,12 @@ void probe_listener(Pid pid, int descriptor, const UniqueFd& socket, Signs& out)
     out.add(pid, kUnaccepted, fmt::format("{} by descriptor {}", info.tcpi_unacked, descriptor));
 }
 
+void probe_urgent(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+  pollfd urgent{socket.get(), POLLPRI, 0};
+  if (::poll(&urgent, 1, 0) == 1 && (urgent.revents & POLLPRI) != 0)
+    out.add(pid, kUnreadUrgent, fmt::format("descriptor {}", descriptor));
+}
+
 struct OwnName {
   std::string address;  // empty for "any"
   in_port_t number = 0;
@@ -120,7 +136,12 @@ void probe_one(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
   if (!kind) return;
   const bool is_inet = kind->domain == AF_INET || kind->domain == AF_INET6;
   if (kind->domain == AF_NETLINK) probe_netlink(pid, descriptor, socket, out);
-  if (is_inet && kind->type == SOCK_STREAM) probe_listener(pid, descriptor, socket, out);
+  if (is_inet && kind->type == SOCK_STREAM) {
+    probe_listener(pid, descriptor, socket, out);
+    probe_urgent(pid, descriptor, socket, out);
+  }
+  if (kind->domain == AF_UNIX && proc::has_error(socket))
+    out.add(pid, kUnreadError, fmt::format("descriptor {}", descriptor));
   if (is_inet && kind->type == SOCK_DGRAM &&
       (kind->protocol == IPPROTO_ICMP || kind->protocol == IPPROTO_ICMPV6))
     probe_ping(pid, descriptor, socket, out);

@@ -378,7 +378,8 @@ class DumpRun {
     STASIS_TRY(refuse_descriptors_under_way(writer_->criu_dir(), criu_options_));
     STASIS_TRY(refuse_lost_tiles(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(connections_.judge(manifest_));
-    STASIS_TRY(note_sockets(env_, manifest_, lost));
+    STASIS_TRY(
+        note_sockets(env_, writer_->criu_dir(), manifest_, lost, options_.ignore_undumpable));
     STASIS_TRY_ASSIGN(kept_files_,
                       keep_files(writer_->criu_dir(), goes_on() || options_.job.has_value(),
                                  options_.job.has_value()));

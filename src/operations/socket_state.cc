@@ -2,9 +2,11 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/net_tstamp.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,6 +29,7 @@
 #include "abi/agent_protocol.h"
 #include "base/fd.h"
 #include "base/listing.h"
+#include "criu/criu_sockets.h"
 #include "image/manifest_format.h"
 #include "proc/multicast.h"
 #include "proc/procfs.h"
@@ -136,6 +139,26 @@ std::string name_of(const UniqueFd& socket) {
   return {};
 }
 
+// Bytes of datagrams not yet read. Walks the queue as CRIU has done, while nothing else reads
+// there; an empty message on which that has come is passed over by the kernel.
+std::uint64_t bytes_of_datagrams(const UniqueFd& socket) {
+  int before = -1;
+  socklen_t size = sizeof before;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, &size) != 0) return 0;
+  constexpr int kMostMessages = 100000;
+  constexpr int kMostOffset = 1 << 30;
+  int offset = 0;
+  for (int i = 0; i < kMostMessages && offset < kMostOffset; ++i) {
+    if (::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) != 0) break;
+    char none = 0;
+    const ssize_t length = ::recv(socket.get(), &none, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+    if (length < 0) break;
+    offset += static_cast<int>(length);
+  }
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
+  return static_cast<std::uint64_t>(offset);
+}
+
 bool has_urgent_byte(const UniqueFd& socket) {
   char byte = 0;
   return ::recv(socket.get(), &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1;
@@ -161,11 +184,15 @@ std::string upper_protocol(const UniqueFd& socket, const proc::SocketKind& kind)
 
 class Noter {
  public:
-  Noter(const Environment& env, Manifest& manifest, std::vector<std::string>& lost)
-      : env_(env), record_(manifest.sockets.emplace()), lost_(record_.lost) {
+  Noter(const Environment& env, const UniqueFd& criu_dir, Manifest& manifest,
+        std::vector<std::string>& lost)
+      : env_(env), criu_dir_(criu_dir), record_(manifest.sockets.emplace()), lost_(record_.lost) {
     for (std::string& what : lost)
       lost_.add(std::move(what));
   }
+
+  // kBusy: see note_sockets().
+  const std::optional<Error>& torn() const { return torn_; }
 
   Result<void> probe(ProcessRecord& process) {
     const auto info = procfs_.process(process.pid);
@@ -200,7 +227,8 @@ class Noter {
     if (with_peers_ > 0)
       lost_.add(
           fmt::format("the peer credentials of {} connected unix sockets (SO_PEERCRED): they name "
-                      "the user who restores, and one of the two processes",
+                      "the user who restores, and one of the two processes, and getpeername() "
+                      "has no name",
                       with_peers_));
     record_.addresses.assign(addresses_.begin(), addresses_.end());
     record_.connection_addresses.assign(connections_.begin(), connections_.end());
@@ -285,7 +313,7 @@ class Noter {
     }
     note_memberships(socket, *kind, record);
     note_address(socket, *kind, pid);
-    note_unread(socket, *kind, pid, file.descriptor);
+    note_unread(socket, *kind, pid, file);
     if (kind->domain == AF_UNIX) note_credentials(pid, socket, file);
     if (record.options.empty() && record.memberships.empty()) return;
     bytes_ += kAroundSocket;
@@ -320,10 +348,15 @@ class Noter {
   }
 
   // Seen with CRIU 4.2.1, which keeps what is unread in unix sockets.
-  void note_unread(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid, int descriptor) {
+  void note_unread(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                   const proc::OpenFile& file) {
+    const int descriptor = file.descriptor;
+    if (is_inet(kind) && is_connection(socket, kind)) note_tcp(socket, pid, file);
+    if (kind.domain == AF_UNIX) note_unix(socket, kind, pid, file);
     const bool datagrams = (is_inet(kind) && kind.type != SOCK_STREAM) || kind.domain == AF_PACKET;
     if (datagrams && proc::has_input(socket)) lost_.add(pid, descriptor, "datagrams not yet read");
-    if (datagrams && proc::has_error(socket))
+    const bool is_tcp = is_inet(kind) && kind.type == SOCK_STREAM;
+    if ((datagrams || is_tcp) && proc::has_error(socket))
       lost_.add(pid, descriptor, "an error of the socket not yet read");
     if (is_inet(kind) && kind.type == SOCK_DGRAM && bytes_by(socket, SIOCOUTQ) > 0)
       lost_.add(pid, descriptor, "the beginning of a datagram not yet sent (MSG_MORE, UDP_CORK)");
@@ -331,6 +364,73 @@ class Noter {
       lost_.add(pid, descriptor, "that a byte not yet read is urgent (MSG_OOB)");
     if (const std::string protocol = upper_protocol(socket, kind); !protocol.empty())
       lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
+  }
+
+  // An urgent byte ends what one call reads, also where it has been read itself: CRIU takes what is
+  // in front of it for all. The kernel's table counts all.
+  void note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile& file) {
+    int on = 0;
+    socklen_t size = sizeof on;
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ZEROCOPY, &on, &size) == 0 && on != 0)
+      lost_.add(pid, file.descriptor,
+                "the numbers of MSG_ZEROCOPY's completions, which begin at 0");
+    size = sizeof on;
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_TIMESTAMPING, &on, &size) == 0 &&
+        (on & SOF_TIMESTAMPING_OPT_ID) != 0)
+      lost_.add(pid, file.descriptor, "the numbers of time stamps (OPT_ID), which begin at 0");
+    if (!proc::has_input(socket)) return;
+    const auto [table, is_new] = unread_tcp_.try_emplace(network_of(pid));
+    if (is_new) {
+      const auto sockets = procfs_.tcp_sockets(pid);
+      for (const proc::InetSocket& one : sockets ? *sockets : std::vector<proc::InetSocket>())
+        if (one.unread > 0)
+          table->second.emplace(fmt::format("socket:[{}]", one.inode), one.unread);
+    }
+    const auto unread = table->second.find(file.path);
+    // The end of the stream counts as a byte.
+    if (unread != table->second.end() &&
+        unread->second > static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ)) + 1)
+      tear(pid, file.descriptor, "data behind an urgent byte (MSG_OOB) of a TCP connection");
+  }
+
+  void note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                 const proc::OpenFile& file) {
+    if (kind.type != SOCK_STREAM) return note_messages(socket, kind, pid, file);
+    const auto text =
+        read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
+    if (text && text->find("scm_fds: ") != std::string::npos &&
+        text->find("scm_fds: 0\n") == std::string::npos)
+      lost_.add(pid, file.descriptor,
+                "with which bytes descriptors under way (SCM_RIGHTS) come: they may come with "
+                "earlier ones");
+  }
+
+  // CRIU takes an empty message for the end of the queue.
+  void note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                     const proc::OpenFile& file) {
+    if (!proc::has_input(socket)) return;
+    if (!saved_) saved_ = saved_in_unix_sockets(criu_dir_);
+    struct stat info {};
+    const auto saved =
+        ::fstat(socket.get(), &info) == 0 ? saved_->find(info.st_ino) : saved_->end();
+    if (saved == saved_->end()) return;
+    const std::uint64_t unread = kind.type == SOCK_DGRAM
+                                     ? bytes_of_datagrams(socket)
+                                     : static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ));
+    if (unread > saved->second)
+      tear(pid, file.descriptor, "what is behind an empty message in a unix socket");
+  }
+
+  void tear(Pid pid, int descriptor, const std::string& what) {
+    lost_.add(pid, descriptor, what);
+    if (torn_) return;
+    torn_ = Error{ErrorCode::kBusy,
+                  fmt::format("process {} (descriptor {}) has not yet read {}, which CRIU cannot "
+                              "save",
+                              pid.value, descriptor, what),
+                  "dump it again when the program has read it",
+                  {},
+                  {}};
   }
 
   void probe_events(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
@@ -348,6 +448,7 @@ class Noter {
   }
 
   const Environment& env_;
+  const UniqueFd& criu_dir_;
   SocketsRecord& record_;
   Lost lost_;
   proc::ProcFs procfs_;
@@ -363,6 +464,9 @@ class Noter {
   std::map<std::string, Listener> listeners_;  // by "socket:[1234]"
   std::optional<std::map<std::uint64_t, std::uint32_t>> backlogs_;
   std::size_t with_peers_ = 0;
+  std::map<ino_t, std::map<std::string, std::uint64_t>> unread_tcp_;  // bytes, by "socket:[1234]"
+  std::optional<std::map<std::uint64_t, std::uint64_t>> saved_;       // bytes, by inode number
+  std::optional<Error> torn_;
 };
 
 void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
@@ -397,12 +501,13 @@ void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
 
 }  // namespace
 
-Result<void> note_sockets(const Environment& env, Manifest& manifest,
-                          std::vector<std::string>& lost) {
-  Noter noter(env, manifest, lost);
+Result<void> note_sockets(const Environment& env, const UniqueFd& criu_dir, Manifest& manifest,
+                          std::vector<std::string>& lost, bool ignore_undumpable) {
+  Noter noter(env, criu_dir, manifest, lost);
   for (ProcessRecord& process : manifest.processes) {
     STASIS_TRY(noter.probe(process));
   }
+  if (noter.torn() && !ignore_undumpable) return fail(*noter.torn());
   noter.finish();
   return {};
 }

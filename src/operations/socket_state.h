@@ -16,10 +16,12 @@ namespace stasis {
 
 // Notes the sockets of the manifest's processes, which stand still, in the manifest, with what an
 // image cannot hold of them and of other descriptors: unread datagrams, events, kinds of counters.
-// What cannot be looked at counts as lost. kInterrupted.
+// What cannot be looked at counts as lost. kInterrupted. kBusy for what CRIU has left out of the
+// middle of a stream or a queue, which a program could not make out; with `ignore_undumpable` that
+// counts as lost, too.
 // `lost`: what else it does not hold, which goes first.
-Result<void> note_sockets(const Environment& env, Manifest& manifest,
-                          std::vector<std::string>& lost);
+Result<void> note_sockets(const Environment& env, const UniqueFd& criu_dir, Manifest& manifest,
+                          std::vector<std::string>& lost, bool ignore_undumpable);
 
 // Puts back what the image has of them. `processes`: in the manifest's order, and none of them may
 // run. What could not be put back, for people.

@@ -577,6 +577,9 @@ def case_unread_netlink():
 def case_not_accepted():
     s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
     return s, c
+def case_unread_error():
+    a, b = socket.socketpair(); a.send(b"abc"); b.send(b"x"); b.close()
+    return a
 def case_accepted_fine():
     s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname())
     return s, c, s.accept()'
@@ -587,6 +590,7 @@ high_group|netlink-socket|more than 32 groups
 not_bound|netlink-socket|bound to groups but not to portid
 unread_netlink|unread-netlink|has data to read
 not_accepted|unaccepted-connection|In-flight connection
+unread_error|unread-error|recvmsg
 END
   local name
   for name in netlink_fine accepted_fine; do

@@ -518,6 +518,13 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   assert_equal "$status" 0
 }
 
+@test "an empty name for the directory is refused, as of a variable that is not set" {
+  refused 2 usage run --images-dir "" -- touch "$BATS_TEST_TMPDIR/started"
+  assert_contains "$err" "is empty"
+  refused 2 usage run --images-dir= --every 10m -- touch "$BATS_TEST_TMPDIR/started"
+  [[ ! -e $BATS_TEST_TMPDIR/started ]]
+}
+
 @test "where it cannot be saved it is refused; with --best-effort it runs unsaved, and not if there is an image" {
   local weak=(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin) run=(stasis run --images-dir "$images")
   local no_criu=(env STASIS_CRIU="$BATS_TEST_TMPDIR/no-criu") no_state=(env STASIS_STATE_DIR=/proc/none)

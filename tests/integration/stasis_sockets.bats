@@ -339,3 +339,59 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
   assert_equal "$(<"$TARGET_STATUS.answer")" "ANSWERED?"
   kill -KILL -- "-$TARGET"
 }
+
+@test "what CRIU leaves out behind an urgent byte or an empty message is not lost without a word" {
+  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); urgent, _ = server.accept()
+client.send(b"abc"); client.send(b"u", socket.MSG_OOB); client.send(b"def"); time.sleep(.1)'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "an urgent byte (MSG_OOB) not yet read, behind which CRIU reads nothing"
+  end_targets
+  rm "$BATS_TEST_TMPDIR/ready"
+  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); urgent, _ = server.accept()
+client.send(b"abc"); client.send(b"u", socket.MSG_OOB); client.send(b"def"); time.sleep(.1)
+urgent.recv(1, socket.MSG_OOB)'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "has not yet read data behind an urgent byte (MSG_OOB) of a TCP connection, which CRIU cannot save"
+  done_by dump "$TARGET" --images-dir "$image" --ignore-undumpable --leave-running
+  assert_contains "$err" "data behind an urgent byte (MSG_OOB) of a TCP connection"
+  target_goes_on
+  end_targets
+  rm "$BATS_TEST_TMPDIR/ready"
+  # CRIU saves what is behind an empty one that has others in front of it when it comes there again.
+  start_python 'here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+for message in (b"a", b"", b"b"): here.send(message)
+def read():
+    while not os.path.exists(folder + "/go"): time.sleep(.02)
+    open(folder + "/got", "wb").write(there.recv(9) + there.recv(9))
+import threading
+threading.Thread(target=read, daemon=True).start()'
+  done_by dump "$TARGET" --images-dir "$BATS_TEST_TMPDIR/two"
+  assert_contains "$err" "what is behind an empty message in a unix socket, which CRIU cannot save; the dump is tried again"
+  wait_until 60 number_is_free
+  done_by restore "$BATS_TEST_TMPDIR/two" --detach
+  : >"$BATS_TEST_TMPDIR/go"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/got"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/got")" ab
+}
+
+@test "what a restore forgets of errors, numbers and descriptors under way is said" {
+  start_python 'refused = socket.socket(); refused.setblocking(False)
+try: refused.connect(("127.0.0.1", 1))
+except BlockingIOError: pass
+time.sleep(.1)
+server = socket.create_server(("127.0.0.1", 0)); counts = socket.create_connection(server.getsockname()); counted, _ = server.accept()
+counts.setsockopt(socket.SOL_SOCKET, 60, 1); counted.setsockopt(socket.SOL_SOCKET, 37, 1 << 7 | 1 << 1 | 1 << 4)
+one, two = socket.socketpair()
+one.send(b"ab"); socket.send_fds(one, [b"cd"], [os.open("/dev/null", os.O_RDONLY)])'
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "(descriptor 3): an error of the socket not yet read"
+  assert_contains "$err" "the numbers of MSG_ZEROCOPY's completions, which begin at 0"
+  assert_contains "$err" "the numbers of time stamps (OPT_ID), which begin at 0"
+  assert_contains "$err" "with which bytes descriptors under way (SCM_RIGHTS) come"
+  target_goes_on
+  end_targets
+  rm "$BATS_TEST_TMPDIR/ready"
+  start_python 'reset, other = socket.socketpair(); reset.send(b"unread"); other.send(b"x"); other.close()'
+  refused 7 busy dump "$TARGET" --images-dir "$image-2"
+  assert_contains "$err" "unix sockets with an error not yet read"
+}
