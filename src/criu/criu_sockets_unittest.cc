@@ -89,5 +89,58 @@ TEST(CriuSockets, AreThoseThatAreBound) {
   EXPECT_TRUE(read(image.substr(0, 20)).empty());
 }
 
+// Of a socket with the number 70, which has `queues` as sk-queues.img.
+std::uint64_t saved(const std::string& queues) {
+  std::string files;
+  put(files, kAnyImageMagic);
+  put(files, kFilesMagic);
+  std::string socket;
+  protozero::pbf_writer fields(socket);
+  fields.add_uint32(1, 7);   // its number in the image
+  fields.add_uint32(2, 70);  // in the kernel
+  std::string entry;
+  protozero::pbf_writer file(entry);
+  file.add_uint32(1, 8);
+  file.add_message(16, socket);
+  append_message(files, entry);
+  const std::string path = ::testing::TempDir() + "criu_queues_" + std::to_string(::getpid());
+  std::filesystem::create_directories(path);
+  const UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  for (const auto& [name, content] : {std::pair(kFilesImage, &files), {"sk-queues.img", &queues}}) {
+    const auto out = open_file(folder.get(), name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    EXPECT_TRUE(out && write_all(out->get(), content->data(), content->size(), name));
+  }
+  const auto sockets = saved_in_unix_sockets(folder);
+  std::filesystem::remove_all(path);
+  constexpr std::uint64_t kNothingKnown = 999;
+  return sockets.contains(70) ? sockets.at(70) : kNothingKnown;
+}
+
+TEST(CriuSockets, CountsWhatTheImageHasOfQueues) {
+  constexpr std::uint32_t kQueues = 0x56264026;
+  const auto packet = [](std::uint32_t socket, const std::string& data) {
+    std::string message;
+    protozero::pbf_writer fields(message);
+    fields.add_uint32(1, socket);
+    fields.add_uint32(2, static_cast<std::uint32_t>(data.size()));
+    std::string out;
+    append_message(out, message);
+    return out + data;
+  };
+  std::string head;
+  put(head, kAnyImageMagic);
+  put(head, kQueues);
+  EXPECT_EQ(saved(""), 0U);  // CRIU makes it with the first
+  EXPECT_EQ(saved(head + packet(7, "abc") + packet(9, "others") + packet(7, "de")), 5U);
+  // What is not to be read says nothing.
+  std::string other;
+  put(other, kAnyImageMagic);
+  put(other, kFilesMagic);
+  EXPECT_EQ(saved(other + packet(7, "abc")), 999U);
+  const std::string whole = head + packet(7, "abc");
+  for (std::size_t size = head.size() + 4; size < whole.size(); ++size)
+    EXPECT_EQ(saved(whole.substr(0, size)), 999U) << size;
+}
+
 }  // namespace
 }  // namespace stasis

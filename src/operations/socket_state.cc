@@ -395,6 +395,7 @@ class Noter {
 
   void note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                  const proc::OpenFile& file) {
+    if (!proc::has_input(socket)) return;
     if (kind.type != SOCK_STREAM) return note_messages(socket, kind, pid, file);
     const auto text =
         read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
@@ -408,7 +409,6 @@ class Noter {
   // CRIU takes an empty message for the end of the queue.
   void note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                      const proc::OpenFile& file) {
-    if (!proc::has_input(socket)) return;
     if (!saved_) saved_ = saved_in_unix_sockets(criu_dir_);
     struct stat info {};
     const auto saved =
