@@ -106,10 +106,12 @@ std::uint64_t saved(const std::string& queues) {
   const std::string path = ::testing::TempDir() + "criu_queues_" + std::to_string(::getpid());
   std::filesystem::create_directories(path);
   const UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  for (const auto& [name, content] : {std::pair(kFilesImage, &files), {"sk-queues.img", &queues}}) {
+  const auto write = [&](const char* name, const std::string& content) {
     const auto out = open_file(folder.get(), name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    EXPECT_TRUE(out && write_all(out->get(), content->data(), content->size(), name));
-  }
+    EXPECT_TRUE(out && write_all(out->get(), content.data(), content.size(), name));
+  };
+  write(kFilesImage, files);
+  write("sk-queues.img", queues);
   const auto sockets = saved_in_unix_sockets(folder);
   std::filesystem::remove_all(path);
   constexpr std::uint64_t kNothingKnown = 999;

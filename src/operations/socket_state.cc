@@ -2,11 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <linux/net_tstamp.h>
-#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -29,8 +26,9 @@
 #include "abi/agent_protocol.h"
 #include "base/fd.h"
 #include "base/listing.h"
-#include "criu/criu_sockets.h"
 #include "image/manifest_format.h"
+#include "operations/lost.h"
+#include "operations/unread_state.h"
 #include "proc/multicast.h"
 #include "proc/procfs.h"
 #include "proc/socket_options.h"
@@ -53,37 +51,8 @@ constexpr std::size_t kAroundSocket = 256;
 constexpr std::size_t kMostGroups = 4096;
 constexpr std::size_t kMostQuestions = 1U << 20;
 
-class Lost {
- public:
-  explicit Lost(std::vector<std::string>& out) : out_(out) {}
-  void add(std::string what) {
-    if (out_.size() + 1 < kMaxLost) {
-      out_.push_back(std::move(what));
-    } else if (++more_ == 1) {
-      out_.emplace_back();
-    }
-    if (more_ > 0) out_.back() = fmt::format("and {} more", more_);
-  }
-  void add(Pid pid, int descriptor, const std::string& what) {
-    add(fmt::format("process {} (descriptor {}): {}", pid.value, descriptor, what));
-  }
-
- private:
-  std::vector<std::string>& out_;
-  std::size_t more_ = 0;
-};
-
 UniqueFd take_descriptor(const Pidfd& process, int descriptor) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_getfd, process.fd(), descriptor, 0)));
-}
-
-ino_t network_of(Pid pid) {
-  struct stat info {};
-  return ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &info) == 0 ? info.st_ino : 0;
-}
-
-bool is_inet(const proc::SocketKind& kind) {
-  return kind.domain == AF_INET || kind.domain == AF_INET6;
 }
 
 // That the socket is bound to; nothing for loopback, "any", and addresses of one link. CRIU 4.2.1
@@ -118,12 +87,6 @@ std::optional<std::string> needed_address(const UniqueFd& socket) {
   return ::inet_ntop(AF_INET, &four, text.data(), text.size());
 }
 
-// What a question for a number of bytes (ioctl) is answered; 0 for none.
-int bytes_by(const UniqueFd& file, unsigned long question) {
-  int bytes = 0;
-  return ::ioctl(file.get(), question, &bytes) == 0 ? bytes : 0;
-}
-
 // To what a unix socket is bound, or connected to; an abstract name begins with "@".
 std::string name_of(const UniqueFd& socket) {
   for (auto* const ask : {&::getsockname, &::getpeername}) {
@@ -139,60 +102,20 @@ std::string name_of(const UniqueFd& socket) {
   return {};
 }
 
-// Bytes of datagrams not yet read. Walks the queue as CRIU has done, while nothing else reads
-// there; an empty message on which that has come is passed over by the kernel.
-std::uint64_t bytes_of_datagrams(const UniqueFd& socket) {
-  int before = -1;
-  socklen_t size = sizeof before;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, &size) != 0) return 0;
-  constexpr int kMostMessages = 100000;
-  constexpr int kMostOffset = 1 << 30;
-  int offset = 0;
-  for (int i = 0; i < kMostMessages && offset < kMostOffset; ++i) {
-    if (::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) != 0) break;
-    char none = 0;
-    const ssize_t length = ::recv(socket.get(), &none, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
-    if (length < 0) break;
-    offset += static_cast<int>(length);
-  }
-  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
-  return static_cast<std::uint64_t>(offset);
-}
-
-bool has_urgent_byte(const UniqueFd& socket) {
-  char byte = 0;
-  return ::recv(socket.get(), &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1;
-}
-
-bool is_connection(const UniqueFd& socket, const proc::SocketKind& kind) {
-  if (kind.type != SOCK_STREAM) return false;
-  std::array<unsigned char, 8> info{};  // the first byte is the state
-  socklen_t size = info.size();
-  return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, info.data(), &size) == 0 && size > 0 &&
-         info[0] != TCP_CLOSE && info[0] != TCP_LISTEN;
-}
-
-// A protocol above TCP, such as the kernel's TLS, of which CRIU knows nothing.
-std::string upper_protocol(const UniqueFd& socket, const proc::SocketKind& kind) {
-  std::array<char, 16> name{};
-  socklen_t size = name.size() - 1;
-  if (kind.type != SOCK_STREAM || !is_inet(kind) ||
-      ::getsockopt(socket.get(), IPPROTO_TCP, TCP_ULP, name.data(), &size) != 0)
-    return {};
-  return name.data();
-}
-
 class Noter {
  public:
   Noter(const Environment& env, const UniqueFd& criu_dir, Manifest& manifest,
         std::vector<std::string>& lost)
-      : env_(env), criu_dir_(criu_dir), record_(manifest.sockets.emplace()), lost_(record_.lost) {
+      : env_(env),
+        record_(manifest.sockets.emplace()),
+        lost_(record_.lost),
+        unread_(criu_dir, lost_) {
     for (std::string& what : lost)
       lost_.add(std::move(what));
   }
 
   // kBusy: see note_sockets().
-  const std::optional<Error>& torn() const { return torn_; }
+  const std::optional<Error>& torn() const { return unread_.torn(); }
 
   Result<void> probe(ProcessRecord& process) {
     const auto info = procfs_.process(process.pid);
@@ -313,7 +236,7 @@ class Noter {
     }
     note_memberships(socket, *kind, record);
     note_address(socket, *kind, pid);
-    note_unread(socket, *kind, pid, file);
+    unread_.note(socket, *kind, pid, file);
     if (kind->domain == AF_UNIX) note_credentials(pid, socket, file);
     if (record.options.empty() && record.memberships.empty()) return;
     bytes_ += kAroundSocket;
@@ -323,7 +246,7 @@ class Noter {
   void note_memberships(const UniqueFd& socket, const proc::SocketKind& kind,
                         SocketRecord& record) {
     if (!proc::joins_groups(kind)) return;
-    const auto [groups, is_new] = groups_.try_emplace(network_of(record.pid));
+    const auto [groups, is_new] = groups_.try_emplace(proc::network_of(record.pid));
     if (is_new) groups->second = proc::multicast_groups(record.pid, kMostGroups);
     if (groups->second.size() == kMostGroups || questions_ > kMostQuestions) {
       lost_.add(record.pid, record.descriptor, "multicast groups: there are too many");
@@ -341,96 +264,10 @@ class Noter {
 
   // A network of the processes' own comes back with its addresses.
   void note_address(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid) {
-    if (!is_inet(kind) || network_of(pid) != own_network_) return;
-    std::set<std::string>& list = is_connection(socket, kind) ? connections_ : addresses_;
+    if (!kind.is_inet() || proc::network_of(pid) != own_network_) return;
+    std::set<std::string>& list = proc::is_connection(socket, kind) ? connections_ : addresses_;
     if (list.size() == kMaxAddresses) return;
     if (auto address = needed_address(socket)) list.insert(std::move(*address));
-  }
-
-  // Seen with CRIU 4.2.1, which keeps what is unread in unix sockets.
-  void note_unread(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
-                   const proc::OpenFile& file) {
-    const int descriptor = file.descriptor;
-    if (is_inet(kind) && is_connection(socket, kind)) note_tcp(socket, pid, file);
-    if (kind.domain == AF_UNIX) note_unix(socket, kind, pid, file);
-    const bool datagrams = (is_inet(kind) && kind.type != SOCK_STREAM) || kind.domain == AF_PACKET;
-    if (datagrams && proc::has_input(socket)) lost_.add(pid, descriptor, "datagrams not yet read");
-    const bool is_tcp = is_inet(kind) && kind.type == SOCK_STREAM;
-    if ((datagrams || is_tcp) && proc::has_error(socket))
-      lost_.add(pid, descriptor, "an error of the socket not yet read");
-    if (is_inet(kind) && kind.type == SOCK_DGRAM && bytes_by(socket, SIOCOUTQ) > 0)
-      lost_.add(pid, descriptor, "the beginning of a datagram not yet sent (MSG_MORE, UDP_CORK)");
-    if (kind.type == SOCK_STREAM && has_urgent_byte(socket))
-      lost_.add(pid, descriptor, "that a byte not yet read is urgent (MSG_OOB)");
-    if (const std::string protocol = upper_protocol(socket, kind); !protocol.empty())
-      lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
-  }
-
-  // An urgent byte ends what one call reads, also where it has been read itself: CRIU takes what is
-  // in front of it for all. The kernel's table counts all.
-  void note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile& file) {
-    int on = 0;
-    socklen_t size = sizeof on;
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ZEROCOPY, &on, &size) == 0 && on != 0)
-      lost_.add(pid, file.descriptor,
-                "the numbers of MSG_ZEROCOPY's completions, which begin at 0");
-    size = sizeof on;
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_TIMESTAMPING, &on, &size) == 0 &&
-        (on & SOF_TIMESTAMPING_OPT_ID) != 0)
-      lost_.add(pid, file.descriptor, "the numbers of time stamps (OPT_ID), which begin at 0");
-    if (!proc::has_input(socket)) return;
-    const auto [table, is_new] = unread_tcp_.try_emplace(network_of(pid));
-    if (is_new) {
-      const auto sockets = procfs_.tcp_sockets(pid);
-      for (const proc::InetSocket& one : sockets ? *sockets : std::vector<proc::InetSocket>())
-        if (one.unread > 0)
-          table->second.emplace(fmt::format("socket:[{}]", one.inode), one.unread);
-    }
-    const auto unread = table->second.find(file.path);
-    // The end of the stream counts as a byte.
-    if (unread != table->second.end() &&
-        unread->second > static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ)) + 1)
-      tear(pid, file.descriptor, "data behind an urgent byte (MSG_OOB) of a TCP connection");
-  }
-
-  void note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
-                 const proc::OpenFile& file) {
-    if (!proc::has_input(socket)) return;
-    if (kind.type != SOCK_STREAM) return note_messages(socket, kind, pid, file);
-    const auto text =
-        read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
-    if (text && text->find("scm_fds: ") != std::string::npos &&
-        text->find("scm_fds: 0\n") == std::string::npos)
-      lost_.add(pid, file.descriptor,
-                "with which bytes descriptors under way (SCM_RIGHTS) come: they may come with "
-                "earlier ones");
-  }
-
-  // CRIU takes an empty message for the end of the queue.
-  void note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
-                     const proc::OpenFile& file) {
-    if (!saved_) saved_ = saved_in_unix_sockets(criu_dir_);
-    struct stat info {};
-    const auto saved =
-        ::fstat(socket.get(), &info) == 0 ? saved_->find(info.st_ino) : saved_->end();
-    if (saved == saved_->end()) return;
-    const std::uint64_t unread = kind.type == SOCK_DGRAM
-                                     ? bytes_of_datagrams(socket)
-                                     : static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ));
-    if (unread > saved->second)
-      tear(pid, file.descriptor, "what is behind an empty message in a unix socket");
-  }
-
-  void tear(Pid pid, int descriptor, const std::string& what) {
-    lost_.add(pid, descriptor, what);
-    if (torn_) return;
-    torn_ = Error{ErrorCode::kBusy,
-                  fmt::format("process {} (descriptor {}) has not yet read {}, which CRIU cannot "
-                              "save",
-                              pid.value, descriptor, what),
-                  "dump it again when the program has read it",
-                  {},
-                  {}};
   }
 
   void probe_events(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
@@ -448,12 +285,12 @@ class Noter {
   }
 
   const Environment& env_;
-  const UniqueFd& criu_dir_;
   SocketsRecord& record_;
   Lost lost_;
+  UnreadState unread_;
   proc::ProcFs procfs_;
   proc::SocketOptions options_;
-  const ino_t own_network_ = network_of(Pid{::getpid()});
+  const ino_t own_network_ = proc::network_of(Pid{::getpid()});
   std::map<ino_t, std::vector<proc::MulticastGroup>> groups_;
   std::set<std::string> seen_;  // "socket:[1234]"
   std::set<std::string> addresses_;

@@ -7,12 +7,15 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+
+#include <fmt/format.h>
 
 namespace stasis::proc {
 namespace {
@@ -334,6 +337,21 @@ std::optional<SocketKind> socket_kind(const UniqueFd& socket) {
   const auto protocol = get_number(socket, SOL_SOCKET, SO_PROTOCOL);
   if (!domain || !type || !protocol) return std::nullopt;
   return SocketKind{*domain, *type, *protocol};
+}
+
+bool SocketKind::is_inet() const { return domain == AF_INET || domain == AF_INET6; }
+
+bool is_connection(const UniqueFd& socket, const proc::SocketKind& kind) {
+  if (kind.type != SOCK_STREAM) return false;
+  std::array<unsigned char, 8> info{};  // the first byte is the state
+  socklen_t size = info.size();
+  return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, info.data(), &size) == 0 && size > 0 &&
+         info[0] != TCP_CLOSE && info[0] != TCP_LISTEN;
+}
+
+ino_t network_of(Pid pid) {
+  struct stat info {};
+  return ::stat(fmt::format("/proc/{}/ns/net", pid.value).c_str(), &info) == 0 ? info.st_ino : 0;
 }
 
 bool has_input(const UniqueFd& file) {

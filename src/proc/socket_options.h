@@ -5,6 +5,8 @@
 // has given us: every size is bounded, and no option that is read has an effect (SO_ERROR would).
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/ids.h"
 
 namespace stasis::proc {
 
@@ -22,9 +25,15 @@ struct SocketKind {
   int type = 0;
   int protocol = 0;
   auto operator<=>(const SocketKind&) const = default;
+  bool is_inet() const;  // of IPv4 or IPv6
 };
 // Nothing if it is no socket.
 std::optional<SocketKind> socket_kind(const UniqueFd& socket);
+
+// Whether one of TCP is connected, or about to be, or was.
+bool is_connection(const UniqueFd& socket, const SocketKind& kind);
+// The number of a process's network namespace; 0 if it cannot be seen.
+ino_t network_of(Pid pid);
 
 // Is there anything to read: a datagram, a connection, an event? Takes nothing.
 bool has_input(const UniqueFd& file);

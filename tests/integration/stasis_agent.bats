@@ -487,18 +487,3 @@ churns() {
 @test "threads that allocate and free all the time are suspended many times" {
   churns $((${STASIS_ALL_TESTS:-0} ? 200 : 30)) --threads 4 --size 56M
 }
-
-@test "a program at its limit of memory is suspended, or refused, and lives on" {
-  local limit
-  for limit in --as=4096:unlimited --data=0:unlimited; do
-    LD_PRELOAD=$agent start_target memory --size 32M
-    prlimit --pid "$TARGET" "$limit"
-    capture stasis suspend "$TARGET" --timeout 20000
-    ((status == 0)) || assert_contains "$err" "memory"
-    prlimit --pid "$TARGET" --as=unlimited: --data=unlimited:
-    done_by resume "$TARGET"
-    target_goes_on
-    cycle_by direct
-    target_verifies
-  done
-}

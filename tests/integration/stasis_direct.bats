@@ -378,3 +378,18 @@ END
   done
   target_verifies
 }
+
+@test "a program at its limit of memory is suspended, or refused, and lives on" {
+  local limit
+  for limit in --as=4096:unlimited --data=0:unlimited; do
+    start_agent memory --size 32M
+    prlimit --pid "$TARGET" "$limit"
+    capture stasis suspend "$TARGET" --timeout 20000
+    ((status == 0)) || assert_contains "$err" "memory"
+    prlimit --pid "$TARGET" --as=unlimited: --data=unlimited:
+    done_by resume "$TARGET"
+    target_goes_on
+    cycles 1 direct
+    target_verifies
+  done
+}

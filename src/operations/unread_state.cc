@@ -1,0 +1,147 @@
+#include "operations/unread_state.h"
+
+#include <linux/net_tstamp.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "criu/criu_sockets.h"
+
+namespace stasis {
+namespace {
+
+// What a question for a number of bytes (ioctl) is answered; 0 for none.
+int bytes_by(const UniqueFd& file, unsigned long question) {
+  int bytes = 0;
+  return ::ioctl(file.get(), question, &bytes) == 0 ? bytes : 0;
+}
+
+// Bytes of datagrams not yet read. Walks the queue as CRIU has done, while nothing else reads
+// there; an empty message on which that has come is passed over by the kernel.
+std::uint64_t bytes_of_datagrams(const UniqueFd& socket) {
+  int before = -1;
+  socklen_t size = sizeof before;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, &size) != 0) return 0;
+  constexpr int kMostMessages = 100000;
+  constexpr int kMostOffset = 1 << 30;
+  int offset = 0;
+  for (int i = 0; i < kMostMessages && offset < kMostOffset; ++i) {
+    if (::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) != 0) break;
+    char none = 0;
+    const ssize_t length = ::recv(socket.get(), &none, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+    if (length < 0) break;
+    offset += static_cast<int>(length);
+  }
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
+  return static_cast<std::uint64_t>(offset);
+}
+
+bool has_urgent_byte(const UniqueFd& socket) {
+  char byte = 0;
+  return ::recv(socket.get(), &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1;
+}
+
+// A protocol above TCP, such as the kernel's TLS, of which CRIU knows nothing.
+std::string upper_protocol(const UniqueFd& socket, const proc::SocketKind& kind) {
+  std::array<char, 16> name{};
+  socklen_t size = name.size() - 1;
+  if (kind.type != SOCK_STREAM || !kind.is_inet() ||
+      ::getsockopt(socket.get(), IPPROTO_TCP, TCP_ULP, name.data(), &size) != 0)
+    return {};
+  return name.data();
+}
+
+}  // namespace
+
+// Seen with CRIU 4.2.1, which keeps what is unread in unix sockets.
+void UnreadState::note(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                       const proc::OpenFile& file) {
+  const int descriptor = file.descriptor;
+  if (kind.is_inet() && proc::is_connection(socket, kind)) note_tcp(socket, pid, file);
+  if (kind.domain == AF_UNIX) note_unix(socket, kind, pid, file);
+  const bool datagrams = (kind.is_inet() && kind.type != SOCK_STREAM) || kind.domain == AF_PACKET;
+  if (datagrams && proc::has_input(socket)) lost_.add(pid, descriptor, "datagrams not yet read");
+  const bool is_tcp = kind.is_inet() && kind.type == SOCK_STREAM;
+  if ((datagrams || is_tcp) && proc::has_error(socket))
+    lost_.add(pid, descriptor, "an error of the socket not yet read");
+  if (kind.is_inet() && kind.type == SOCK_DGRAM && bytes_by(socket, SIOCOUTQ) > 0)
+    lost_.add(pid, descriptor, "the beginning of a datagram not yet sent (MSG_MORE, UDP_CORK)");
+  if (kind.type == SOCK_STREAM && has_urgent_byte(socket))
+    lost_.add(pid, descriptor, "that a byte not yet read is urgent (MSG_OOB)");
+  if (const std::string protocol = upper_protocol(socket, kind); !protocol.empty())
+    lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
+}
+
+// An urgent byte ends what one call reads, also where it has been read itself: CRIU takes what is
+// in front of it for all. The kernel's table counts all.
+void UnreadState::note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile& file) {
+  int on = 0;
+  socklen_t size = sizeof on;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ZEROCOPY, &on, &size) == 0 && on != 0)
+    lost_.add(pid, file.descriptor, "the numbers of MSG_ZEROCOPY's completions, which begin at 0");
+  size = sizeof on;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_TIMESTAMPING, &on, &size) == 0 &&
+      (on & SOF_TIMESTAMPING_OPT_ID) != 0)
+    lost_.add(pid, file.descriptor, "the numbers of time stamps (OPT_ID), which begin at 0");
+  if (!proc::has_input(socket)) return;
+  const auto [table, is_new] = unread_tcp_.try_emplace(proc::network_of(pid));
+  if (is_new) {
+    const auto sockets = proc::ProcFs().tcp_sockets(pid);
+    for (const proc::InetSocket& one : sockets ? *sockets : std::vector<proc::InetSocket>())
+      if (one.unread > 0) table->second.emplace(fmt::format("socket:[{}]", one.inode), one.unread);
+  }
+  const auto unread = table->second.find(file.path);
+  // The end of the stream counts as a byte.
+  if (unread != table->second.end() &&
+      unread->second > static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ)) + 1)
+    tear(pid, file.descriptor, "data behind an urgent byte (MSG_OOB) of a TCP connection");
+}
+
+void UnreadState::note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                            const proc::OpenFile& file) {
+  if (!proc::has_input(socket)) return;
+  if (kind.type != SOCK_STREAM) return note_messages(socket, kind, pid, file);
+  const auto text =
+      read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
+  if (text && text->find("scm_fds: ") != std::string::npos &&
+      text->find("scm_fds: 0\n") == std::string::npos)
+    lost_.add(pid, file.descriptor,
+              "with which bytes descriptors under way (SCM_RIGHTS) come: they may come with "
+              "earlier ones");
+}
+
+// CRIU takes an empty message for the end of the queue.
+void UnreadState::note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                                const proc::OpenFile& file) {
+  if (!saved_) saved_ = saved_in_unix_sockets(criu_dir_);
+  struct stat info {};
+  const auto saved = ::fstat(socket.get(), &info) == 0 ? saved_->find(info.st_ino) : saved_->end();
+  if (saved == saved_->end()) return;
+  const std::uint64_t unread = kind.type == SOCK_DGRAM
+                                   ? bytes_of_datagrams(socket)
+                                   : static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ));
+  if (unread > saved->second)
+    tear(pid, file.descriptor, "what is behind an empty message in a unix socket");
+}
+
+void UnreadState::tear(Pid pid, int descriptor, const std::string& what) {
+  lost_.add(pid, descriptor, what);
+  if (torn_) return;
+  torn_ = Error{ErrorCode::kBusy,
+                fmt::format("process {} (descriptor {}) has not yet read {}, which CRIU cannot "
+                            "save",
+                            pid.value, descriptor, what),
+                "dump it again when the program has read it",
+                {},
+                {}};
+}
+
+}  // namespace stasis

@@ -1,0 +1,49 @@
+// What a socket has not yet given to its program, and CRIU 4.2.1 does not save, or not where it
+// was. Looked at from outside when CRIU has saved all, and all stands still.
+//
+// Private to src/operations. One thread at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "base/fd.h"
+#include "base/ids.h"
+#include "operations/lost.h"
+#include "proc/procfs.h"
+#include "proc/socket_options.h"
+
+namespace stasis {
+
+class UnreadState {
+ public:
+  // Both must outlive it.
+  UnreadState(const UniqueFd& criu_dir, Lost& lost) : criu_dir_(criu_dir), lost_(lost) {}
+
+  void note(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+            const proc::OpenFile& file);
+  // kBusy for the first from whose middle CRIU has left something out.
+  const std::optional<Error>& torn() const { return torn_; }
+
+ private:
+  void note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile& file);
+  void note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                 const proc::OpenFile& file);
+  void note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                     const proc::OpenFile& file);
+  void tear(Pid pid, int descriptor, const std::string& what);
+
+  const UniqueFd& criu_dir_;
+  Lost& lost_;
+  // Bytes, by "socket:[1234]", of each network.
+  std::map<ino_t, std::map<std::string, std::uint64_t>> unread_tcp_;
+  std::optional<std::map<std::uint64_t, std::uint64_t>> saved_;  // bytes, by inode number
+  std::optional<Error> torn_;
+};
+
+}  // namespace stasis
