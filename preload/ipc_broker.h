@@ -53,8 +53,8 @@ bool has_hung_up(int connection, const ShareKey& key);
 
 // While the door is closed no one gets into the queue of those that want to connect, in which CRIU
 // finds connections that were given up already, and fails: any user can make such. Our own
-// connection takes the only place. Who waited is sent away, and comes again; who comes then, waits
-// outside. With the gate closed.
+// connection takes the only place. The agent disconnects clients that wait, which connect again;
+// new ones wait outside. With the gate closed.
 void close_door();
 void open_door();
 

@@ -56,7 +56,8 @@ class Reach {
   // How often other processes have it open by its number, also while they have given it up for a
   // checkpoint.
   unsigned open_elsewhere() const { return open_elsewhere_; }
-  // Another process has this piece. None counts who has what was imported or inherited.
+  // Another process has this piece. The agent does not count who has what was imported or
+  // inherited.
   bool others_have() const { return open_elsewhere_ > 0 || has_key(); }
   // Or may have imported it by a descriptor, of which the agent counts the processes alone.
   bool others_may_have() const { return others_have() || is_given_out_; }

@@ -192,7 +192,7 @@ Result<void> check_pairs(const std::vector<AddressPair>& pairs) {
       if (std::memcmp(&pairs[i].from_bytes, &pairs[other].from_bytes, sizeof(in6_addr)) != 0)
         continue;
       return fail(ErrorCode::kUsage,
-                  fmt::format("the address {} is to be two others, {} and {}", pairs[i].from,
+                  fmt::format("the address {} is mapped to two others, {} and {}", pairs[i].from,
                               pairs[other].to, pairs[i].to),
                   "give each address once");
     }

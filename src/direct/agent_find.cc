@@ -111,11 +111,7 @@ bool is_alone_in_its_namespace(Pid pid) {
 bool is_young(Pid pid) {
   constexpr double kYoung = 5;  // seconds
   const auto info = proc::ProcFs().process(pid);
-  timespec now{};
-  if (!info || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return false;
-  const double started =
-      static_cast<double>(info->start_ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
-  return static_cast<double>(now.tv_sec) - started < kYoung;
+  return info && proc::age_of(*info) < kYoung;
 }
 
 // An agent that was saved in a user namespace maps its page again, within a second of the restore

@@ -1,5 +1,5 @@
 // Why the tool cannot ask a process through its agent although it has the agent, or its library:
-// the tool tells that when the driver moves the memory instead. Private to src/operations.
+// the tool tells that when the driver moves the memory instead. Private to src/direct.
 // Thread-safe.
 #pragma once
 

@@ -5,9 +5,7 @@
 namespace stasis {
 namespace {
 
-Result<void> nowhere() {
-  return fail(ErrorCode::kInternal, "the mover names content that there is not");
-}
+Result<void> nowhere() { return fail(ErrorCode::kInternal, "the mover names unknown content"); }
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // Content that lies in several places, as one direct::Content for a mover: host memory of the
-// processes themselves, and streams of images. Private to src/operations.
+// processes themselves, and streams of images. Private to src/direct.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // The GPU content of an image (gpu/) as a place that a mover, or an agent, reads and writes.
 //
 // Each process has a stream, which begins at a multiple of kGap, so that several are one Content.
-// Private to src/operations. read() and write() from any number of threads at once.
+// Private to src/direct and src/operations. read() and write() from any number of threads at once.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // Processes in which a driver's calls are made, one at a time each, and the one that forks them.
 //
-// Private to src/checkpoint. Callers and CallerSource are used by one thread at a time.
+// Private to src/driver. Callers and CallerSource are used by one thread at a time.
 #pragma once
 
 #include <array>

@@ -239,7 +239,7 @@ Result<void> with_page(const SystemCall& make, const std::function<void(std::uin
   STASIS_TRY_ASSIGN(const auto page,
                     make(SYS_mmap, Arguments{0, kPage, PROT_READ | PROT_WRITE,
                                              MAP_PRIVATE | MAP_ANONYMOUS, word(-1), 0}));
-  if (page < 0) return fail(errno_error("no page is to be had", static_cast<int>(-page)));
+  if (page < 0) return fail(errno_error("cannot allocate a page in it", static_cast<int>(-page)));
   act(static_cast<std::uint64_t>(page));
   (void)make(SYS_munmap, Arguments{static_cast<std::uint64_t>(page), kPage});
   return {};

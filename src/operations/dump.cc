@@ -64,8 +64,7 @@ Result<void> note_ending(OpenedTree& opened) {
 }
 
 // Has any process of the tree ended, or is it about to? If all are `back` in their states, they
-// have answered since, which who was killed does not. Others take a while to let go of their
-// memory.
+// have answered since: a killed process does not. Others take a while to let go of their memory.
 bool any_has_ended(const ProcessTree& tree, bool back) {
   const int timeout_ms = back ? 100 : kExitWaitMs;
   return std::any_of(tree.members().begin(), tree.members().end(), [&](const TreeMember& member) {

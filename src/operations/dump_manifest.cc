@@ -103,8 +103,8 @@ Result<std::vector<ProcessRecord>> take_stock(const ProcessTree& tree) {
     if (there || !member.initial || !member.process.alive()) continue;
     return fail(
         ErrorCode::kBusy,
-        fmt::format("process {} ({}) has lost its parent during the dump, and so is not in "
-                    "the image",
+        fmt::format("the parent of process {} ({}) ended during the dump, and the image "
+                    "lacks the process",
                     member.process.pid().value, member.process.info().comm),
         fmt::format("dump process {} and the rest each by itself", member.process.pid().value));
   }

@@ -315,8 +315,8 @@ std::vector<std::string> set_late(const std::vector<ProcessRecord>& processes) {
     const auto& threads = process.kernel_state->threads;
     if (std::any_of(threads.begin(), threads.end(), is_late))
       late.push_back(fmt::format(
-          "personality, NUMA policy and machine check policy of process {}, which has no CUDA, for "
-          "the moment until they are set: it runs by then",
+          "personality, NUMA policy and machine check policy of process {}, which has no CUDA, at "
+          "first: it runs for a moment before they are set",
           process.pid.value));
   }
   return late;

@@ -186,8 +186,8 @@ class Opening {
     journal_ = std::make_unique<Journal>(std::move(begun));
     if (journal_->unwritten()) {
       env_.tell(
-          "no record of this can be written to the state directory (full, or read-only): if it is "
-          "killed, `stasis recover --all` knows nothing of it");
+          "the state directory takes no record of this (it is full, or read-only): if this command "
+          "is killed, `stasis recover --all` cannot find the processes");
     }
     return {};
   }

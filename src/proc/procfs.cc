@@ -134,6 +134,16 @@ Result<ProcessInfo> parse_own_stat(const std::string& root, const std::string& l
 
 }  // namespace
 
+double age_of(const ProcessInfo& process) {
+  timespec now{};
+  (void)::clock_gettime(CLOCK_BOOTTIME, &now);
+  const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  const auto offset = static_cast<double>(static_cast<std::int64_t>(own_boot_offset_ticks()));
+  constexpr double kNano = 1e-9;
+  return static_cast<double>(now.tv_sec) + kNano * static_cast<double>(now.tv_nsec) -
+         (static_cast<double>(process.start_ticks) + offset) / ticks;
+}
+
 Result<ProcessInfo> parse_stat(const std::string& line) {
   // "12 (name with ) and blanks) S 1 ...": the name ends at the LAST bracket.
   const std::size_t open = line.find('(');

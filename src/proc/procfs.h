@@ -250,6 +250,9 @@ Result<ProcessInfo> parse_stat(const std::string& line);
 // wrap, as of a negative one.
 std::uint64_t boot_offset_ticks(const std::string& timens_offsets);
 
+// For how many seconds that process has lived, in whatever time namespace this one is.
+double age_of(const ProcessInfo& process);
+
 // As uname(2) gives it: "6.18.44-generic".
 std::string kernel_release();
 

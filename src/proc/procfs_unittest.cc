@@ -284,6 +284,17 @@ TEST(ProcFsTime, KnowsTheOffsetOfATimeNamespace) {
   EXPECT_EQ(boot_offset_ticks(""), 0U);
 }
 
+TEST(ProcFsTime, KnowsHowLongAProcessHasLived) {
+  constexpr double kLongestTest = 600;  // seconds
+  const auto own = ProcFs().process(Pid{::getpid()});
+  ASSERT_TRUE(own.has_value());
+  EXPECT_GE(age_of(*own), 0.0);
+  EXPECT_LT(age_of(*own), kLongestTest);
+  ProcessInfo older = *own;
+  older.start_ticks -= 100 * static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
+  EXPECT_NEAR(age_of(older) - age_of(*own), 100, 1);
+}
+
 TEST_F(FakeProc, ReadsMappings) {
   add(12, 3);
   write(12, "maps",

@@ -76,10 +76,10 @@ there_and_back() {
 @test "a part with an RDMA device open is refused, and all go on" {
   BEFORE_RANK='[[ $1 == 0 ]] || { mkdir -p /dev/infiniband; mount -t tmpfs rdma /dev/infiniband; exec 9<>/dev/infiniband/uverbs0; }' \
     start_joined_nodes 2 --size 256K
-  together 8 suspend --timeout 5s
+  together 8 suspend --timeout 30s
   said 0 "part node1"
   said 1 "NCCL_IB_DISABLE=1"
-  together 8 dump --timeout 5s
+  together 8 dump --timeout 30s
   all_go_on
   none_is_free
   together 0 suspend --timeout 30s --ignore-obstacles

@@ -181,7 +181,7 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
   refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.2 --map-address 10.99.0.7=10.99.0.2
   assert_contains "$err" "no socket of the image has the address 10.99.0.7"
   refused 2 usage restore --images-dir "$image" --detach --map-address 10.99.0.1=10.99.0.2 --map-address 10.99.0.1=10.99.0.3
-  assert_contains "$err" "10.99.0.1 is to be two others"
+  assert_contains "$err" "10.99.0.1 is mapped to two others"
   for words in 10.99.0.1=::1 10.99.0.1=0.0.0.0 10.99.0.1=224.0.0.1; do
     refused 2 usage restore --images-dir "$image" --detach --map-address "$words"
   done
