@@ -29,7 +29,7 @@ _stasis() {
     run:--trace) :; return ;;
     run:--metrics) :; return ;;
     attach:-t|attach:--timeout) :; return ;;
-    attach:--watch) :; return ;;
+    attach:--watch-graphs) :; return ;;
     attach:--driver-timeout) :; return ;;
     attach:--trace) :; return ;;
     attach:--metrics) :; return ;;
@@ -39,7 +39,7 @@ _stasis() {
     ps:--columns) :; return ;;
     suspend:-t|suspend:--timeout) :; return ;;
     suspend:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
-    suspend:--watch) :; return ;;
+    suspend:--watch-graphs) :; return ;;
     suspend:--group) :; return ;;
     suspend:--group-secret) :; return ;;
     suspend:--parts) :; return ;;
@@ -61,7 +61,7 @@ _stasis() {
     resume:--ring) :; return ;;
     swap:-t|swap:--timeout) :; return ;;
     swap:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
-    swap:--watch) :; return ;;
+    swap:--watch-graphs) :; return ;;
     swap:-d|swap:--device-map) :; return ;;
     swap:--driver-timeout) :; return ;;
     swap:--trace) :; return ;;
@@ -73,7 +73,7 @@ _stasis() {
     dump:--base) :; return ;;
     dump:-t|dump:--timeout) :; return ;;
     dump:--path) mapfile -t COMPREPLY < <(compgen -W 'driver direct' -- "$word"); return ;;
-    dump:--watch) :; return ;;
+    dump:--watch-graphs) :; return ;;
     dump:--group) :; return ;;
     dump:--group-secret) :; return ;;
     dump:--parts) :; return ;;
@@ -137,12 +137,12 @@ _stasis() {
   case $verb in
     '') words='run attach ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet --log-json' ;;
     run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet --log-json -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --device-map --map --refresh-env --ring --group --parts --part --trace --metrics' ;;
-    attach) words='-h --help -t --timeout --watch --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    attach) words='-h --help -t --timeout --watch-graphs --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet --log-json' ;;
-    suspend) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe --group --group-secret --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    suspend) words='-h --help -t --timeout --path --attach --watch-graphs --graphs-are-safe --group --group-secret --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     resume) words='-h --help -d --device-map -D --images-dir -t --timeout --group --group-secret --parts --part --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
-    swap) words='-h --help -t --timeout --path --attach --watch --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
-    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch --graphs-are-safe --group --group-secret --parts --part --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
+    swap) words='-h --help -t --timeout --path --attach --watch-graphs --graphs-are-safe -d --device-map --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
+    dump) words='-h --help -D --images-dir --leave-running --leave-suspended --sync --compress --direct-io --no-direct-io --base -f --force --ignore-obstacles -t --timeout --path --attach --watch-graphs --graphs-are-safe --group --group-secret --parts --part --host-memory --pre-copy --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --shell-job --tcp-established --tcp-close --file-locks --link-remap --no-link-remap --ext-unix-sk --ghost-limit --external --manage-cgroups --network-lock' ;;
     restore) words='-h --help -D --images-dir -d --device-map --verify --leave-suspended --detach --inherit-fd --map-address --group --group-secret --parts --part -t --timeout --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring --external --tcp-close --ext-unix-sk --manage-cgroups' ;;
     recover) words='-h --help --all -t --timeout --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     doctor) words='-h --help -D --images-dir --no-trial --criu --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics' ;;

@@ -89,7 +89,7 @@ _OPTIONS = {
     "--criu": _path("criu"),
     "--attach": _literally("attach=True"),
     "--graphs-are-safe": _literally("graphs_are_safe=True"),
-    "--watch": _milliseconds_of("watch_ms"),
+    "--watch-graphs": _milliseconds_of("watch_ms"),
     "--verify": _literally("verify=True"),
     "--no-trial": _literally("trial=False"),
     "--name": _named("name", r"[A-Z]+\b", lambda _: "..."),

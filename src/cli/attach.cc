@@ -54,7 +54,8 @@ void print(Context& context, const AttachReport& report) {
 std::vector<CLI::Option*> add_attach_way(CLI::App& command, AttachWay& way) {
   return {
       add_duration(
-          command, "--watch", "s", [&way](std::chrono::milliseconds time) { way.watch = time; },
+          command, "--watch-graphs", "s",
+          [&way](std::chrono::milliseconds time) { way.watch = time; },
           "how long to watch the programs for CUDA graphs that they instantiated before; a bare "
           "number is seconds, where that of --timeout is milliseconds [500ms]"),
       command.add_flag("--graphs-are-safe", way.graphs_are_safe,

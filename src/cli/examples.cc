@@ -28,7 +28,7 @@ constexpr auto kExamples = std::to_array<ExamplesOfVerb>({
         "keep five images; SIGUSR1 saves it and lets it go on"}}}},
     {"attach",
      {{{"stasis attach 4711", "from now on its GPU memory goes past the driver"},
-       {"stasis attach 4711 --watch 60s", "watch it a minute for CUDA graphs before"},
+       {"stasis attach 4711 --watch-graphs 60s", "watch it a minute for CUDA graphs before"},
        {"stasis attach 4711 --graphs-are-safe",
         "its graphs have no copy from or to the host in them"}}}},
     {"ps",

@@ -271,7 +271,7 @@ class Attaching {
            fmt::format("{} gave the GPU nothing to do for {} s, so it is not known whether it uses "
                        "CUDA graphs",
                        who, seconds),
-           fmt::format("watch it longer (--watch 60s) while it works; {}", kGraphsRemedy)}));
+           fmt::format("watch it longer (--watch-graphs 60s) while it works; {}", kGraphsRemedy)}));
     }
     env_.tell(fmt::format(
         "{} was watched for {} s and launched no CUDA graph that it had instantiated before; if it "

@@ -328,7 +328,7 @@ brings_it() {
     [[ $verb != swap ]] || arguments+=("$second")
     # CRIU is found before.
     [[ $verb != dump || $EUID == 0 ]] || continue
-    refused 8 not-supported "$verb" "${arguments[@]}" --attach --watch 4s
+    refused 8 not-supported "$verb" "${arguments[@]}" --attach --watch-graphs 4s
     assert_contains "$err" "launches CUDA graphs that it instantiated before"
     assert_contains "$err" "without --attach the driver moves its GPU memory"
     in_state running "$TARGET"
@@ -536,7 +536,7 @@ attach_under_load() {
 
 @test "a program that launches graphs of before is refused, and consent is right where they have no copy from the host" {
   start_target graph --size 96M
-  refused 8 not-supported attach "$TARGET" --watch 4s
+  refused 8 not-supported attach "$TARGET" --watch-graphs 4s
   assert_contains "$err" "launches CUDA graphs that it instantiated before"
   assert_contains "$err" "(every program runs on; the agent's library stays in process $TARGET, and does nothing)"
   assert_contains "$err" "--graphs-are-safe"
@@ -560,7 +560,7 @@ attach_under_load() {
   start_target graph --size 96M --pause-ms 2000 --ahead-ms 6000
   local round tool
   round=$(target_round)
-  STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" --watch 4s >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" --watch-graphs 4s >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   tool=$!
   wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
   assert_equal "$(target_round)" "$round"
@@ -575,7 +575,7 @@ attach_under_load() {
 # bats test_tags=long
 @test "consent given wrongly ends a graph with a copy to the host as the driver does" {
   start_target graph-host --size 96M
-  refused 8 not-supported attach "$TARGET" --watch 4s
+  refused 8 not-supported attach "$TARGET" --watch-graphs 4s
   target_goes_on
   attaches
   wait_until 60 grep -q "719\|LAUNCH_FAILED" "$TARGET_LOG"
@@ -588,7 +588,7 @@ attach_under_load() {
   (($(converted) > 0))
   target_verifies
   start_target sleep --size 8M --pause-ms 3000
-  refused 8 not-supported attach "$TARGET" --watch 1ms
+  refused 8 not-supported attach "$TARGET" --watch-graphs 1ms
   assert_contains "$err" "not known whether it uses CUDA graphs"
 }
 

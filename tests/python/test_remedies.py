@@ -19,7 +19,7 @@ _ALIASES = {
     "--driver-timeout": "answer_timeout_ms",
     "--device-map": "gpu_mapping",
     "--leave-running": "after",
-    "--watch": "watch_ms",
+    "--watch-graphs": "watch_ms",
     "--inherit-fd": "inherit",
     "--map-address": "map_addresses",
 }
@@ -124,7 +124,7 @@ class Remedies(harness.Case):
         for remedy, expected in {
             "`umount --force`, or the service": "`umount --force`, or the service",
             "use --device-map OLD=NEW": "use gpu_mapping={OLD: NEW}",
-            "watch it longer (--watch 60s) while it works": "watch it longer (watch_ms=60000) while it works",
+            "watch it longer (--watch-graphs 60s) while it works": "watch it longer (watch_ms=60000) while it works",
             "dump it with --external 'mnt[PATH]:NAME', PATH": 'dump it with external=["mnt[PATH]:NAME"], PATH',
             "with --manage-cgroups soft, if": 'with manage_cgroups="soft", if',
             "with --network-lock skip if no": 'with network_lock="skip" if no',

@@ -49,7 +49,7 @@ def graphs(machine):
     """A program that launches a graph of before is refused, and runs on."""
     target = machine.workload("graph")
     target.wait_rounds(2)
-    attempt = machine.stasis("attach", target.pid, "--watch", "2s")
+    attempt = machine.stasis("attach", target.pid, "--watch-graphs", "2s")
     expect_equal(attempt.status, 8, "status")
     expect("launches CUDA graphs" in attempt.err, attempt.err)
     target.wait_rounds(2)
@@ -67,7 +67,7 @@ def said(figures):
 
 
 def watched(machine, pid):
-    return attach(machine, pid, "--watch", "1s")
+    return attach(machine, pid, "--watch-graphs", "1s")
 
 
 def torch(machine, env=None):
@@ -134,7 +134,7 @@ def torch_workers(machine):
 def torch_graphs(machine):
     """With `torch.cuda.graph`: refused while it is watched; with consent it trains on, losses as undisturbed."""
     def refused_first(machine, pid):
-        refused = machine.stasis("attach", pid, "--watch", "2s")
+        refused = machine.stasis("attach", pid, "--watch-graphs", "2s")
         expect_equal(refused.status, 8, "status without consent")
         return attach(machine, pid, "--graphs-are-safe")
 
