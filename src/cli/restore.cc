@@ -25,6 +25,7 @@
 #include "image/image_reader.h"
 #include "job/choose_image.h"
 #include "job/registry.h"
+#include "operations/image_report.h"
 #include "proc/next_numbers.h"
 #include "proc/procfs.h"
 
@@ -133,6 +134,15 @@ Result<int> restore_here(Context& context, RestoreArguments& options);
 Result<int> restore_job(Context& context, const CLI::App& command, const RestoreArguments& options,
                         const job::SavedJob& saved) {
   const std::string& dir = options.restore.images_dir;
+  // The command is the image's, and runs as this user.
+  STASIS_TRY(check_owner(saved.image));
+  if (const auto& group = saved.image.manifest().group) {
+    return fail(
+        ErrorCode::kUsage,
+        fmt::format("{} is of part {} of {} of a job of several nodes", dir, group->name,
+                    group->parts),
+        fmt::format("start `{}` on each of them, with --group and the like as before", saved.line));
+  }
   const std::set<std::string> known{"device-map", "json",  "verbose", "quiet",
                                     "log-json",   "trace", "metrics", "ring"};
   std::vector<std::string> words;

@@ -32,6 +32,7 @@ namespace stasis::cli {
 namespace {
 
 constexpr const char* kRefusals = "--refusal-fd";
+constexpr const char* kGoOnOnly = "--go-on-only";
 
 // As execvp() finds it; empty if it does not.
 std::string find_program(const std::string& name) {
@@ -185,7 +186,7 @@ Error become_run_of(const Context& context, const std::string& images_dir,
                     const job::SavedJob& saved, const std::vector<std::string>& options) {
   std::error_code unknown;
   const std::string own = std::filesystem::read_symlink("/proc/self/exe", unknown);
-  std::vector<std::string> words{own, "run", "--images-dir", images_dir};
+  std::vector<std::string> words{own, "run", kGoOnOnly, "--images-dir", images_dir};
   words.insert(words.end(), options.begin(), options.end());
   if (!saved.name.empty()) words.insert(words.end(), {"--name", saved.name});
   words.emplace_back("--");
@@ -250,7 +251,8 @@ Verb add_run(CLI::App& app) {
   add_job_options(*command, *arguments);
   command->positionals_at_end();
   command->prefix_command(false);
-  // Not for people: take_refusals().
+  // Not for people: become_run_of(), take_refusals().
+  command->add_flag(kGoOnOnly, arguments->job.goes_on_only)->group("");
   command->add_option_function<int>(kRefusals, [](int) {})
       ->check(whole_number(0, 1 << 20))
       ->group("");

@@ -58,12 +58,14 @@ Result<std::optional<int>> choose_image(Images& images, const std::vector<std::s
 
 std::optional<SavedJob> saved_job(const std::string& dir) {
   for (const std::string& path : images_of_job(dir)) {
-    const auto image = ImageReader::open(path);
+    auto image = ImageReader::open(path);
     if (!image) continue;
     const Manifest& manifest = image->manifest();
     if (!manifest.job || !is_for_a_job(manifest)) return std::nullopt;
-    return SavedJob{is_chosen(manifest.job_name) ? manifest.job_name : std::string(),
-                    manifest.job->command, line_of_job(manifest, path)};
+    std::string name = is_chosen(manifest.job_name) ? manifest.job_name : std::string();
+    std::vector<std::string> saved = manifest.job->command;
+    std::string line = line_of_job(manifest, path);
+    return SavedJob{std::move(*image), std::move(name), std::move(saved), std::move(line)};
   }
   return std::nullopt;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "image/image_reader.h"
 #include "job/images.h"
 
 namespace stasis::job {
@@ -25,6 +26,7 @@ Result<std::optional<int>> choose_image(Images& images, const std::vector<std::s
 
 // What `stasis run` goes on with in a directory.
 struct SavedJob {
+  ImageReader image;
   std::string name;  // empty: it was given none
   std::vector<std::string> command;
   std::string line;  // for people: that goes on with it

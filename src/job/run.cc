@@ -107,6 +107,11 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
   }
   STASIS_TRY_ASSIGN(auto image, choose_image(*images, options.command, tell));
   if (notice.to_end() != 0) return told_to_end();
+  if (!image && options.goes_on_only) {
+    return fail(ErrorCode::kImageIncomplete,
+                fmt::format("{} has no image of the job any more", images->path()),
+                "copy one there again, or start the job anew by `stasis run`");
+  }
   if (!image) {
     if (auto possible = can_be_saved(); !possible) {
       notice.end();

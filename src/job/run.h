@@ -33,6 +33,8 @@ struct RunOptions {
   // A job that has ended by itself with 0 is not run again under the same word. Empty: it is.
   std::string once;
   int exit_code = 75;  // after a save that has ended the job
+  // Only from an image: kImageIncomplete where there is none any more, in the place of the command.
+  bool goes_on_only = false;
   // Called once: the command has started, or nothing that is known stands in the way of the restore
   // of its newest image. Not called where the command cannot be started (Outcome::why).
   std::function<void()> on_begin = {};

@@ -48,6 +48,10 @@ bool is_for_a_job(const Manifest& manifest);
 std::string line_of_job(const Manifest& manifest, const std::string& image);
 // Whether the user has given the job this name; others are made up, and differ at each start.
 bool is_chosen(const std::string& job_name);
+// That the image is this user's, or root's: what is in it runs as this user. Under sudo that of the
+// user who has called it counts, and for root on NFS that of the user 65534, whom a server may put
+// for root. kNotPermitted.
+Result<void> check_owner(const ImageReader& image);
 // As a shell takes it.
 std::string shell_word(const std::string& word);
 

@@ -10,6 +10,7 @@
 
 #include "driver/gpu_plan.h"
 #include "image/image_reader.h"
+#include "operations/image_report.h"
 #include "operations/kept_files.h"
 #include "operations/operations.h"
 
@@ -40,10 +41,6 @@ Result<void> check_numbers(const Manifest& manifest);
 // or can be made that. kCriuFailed with their paths; kNotPermitted (foreign_links.h);
 // kImageCorrupt.
 Result<void> check_files(const ImageReader& image);
-// That the image is this user's, or root's: what is in it runs as this user. Under sudo that of the
-// user who has called it counts, and for root on NFS that of the user 65534, whom a server may put
-// for root. kNotPermitted.
-Result<void> check_owner(const ImageReader& image);
 // What is to be done for that before CRIU opens them, of what the image has the content of.
 // kImageCorrupt.
 Result<std::vector<std::pair<KeptFile, PutBack>>> files_to_put_back(const ImageReader& image);

@@ -325,6 +325,13 @@ END
   ends_with 75
   assert_equal "$(ls "$images")" $'000001\n000002\nlock'
   [ -s "$BATS_TEST_TMPDIR/trace" ]
+  # The command of another user's image is not run, nor that of an image which goes in this moment.
+  cp -r "$images" "$BATS_TEST_TMPDIR/theirs"
+  chown -R 65433 "$BATS_TEST_TMPDIR/theirs"
+  refused 5 not-permitted restore "$BATS_TEST_TMPDIR/theirs"
+  mkdir "$BATS_TEST_TMPDIR/empty"
+  refused 10 image-incomplete run --go-on-only --images-dir "$BATS_TEST_TMPDIR/empty" -- touch "$BATS_TEST_TMPDIR/started"
+  [[ ! -e $BATS_TEST_TMPDIR/started ]]
   # Another does not go on with it meanwhile; a newest image that is damaged is not taken.
   printf x >>"$images/000002/manifest.json"
   start_run --name trainer
