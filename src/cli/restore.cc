@@ -166,8 +166,8 @@ Result<int> restore_job(Context& context, const CLI::App& command, const Restore
                             "the job goes on there",
                             saved.line));
   }
-  context.note(fmt::format("the job goes on as by `{}`; it is saved as that says, without --every",
-                           saved.line));
+  context.note(fmt::format(
+      "the job goes on as by `{}`: give that line --every and the like for more", saved.line));
   return fail(become_run_of(context, dir, saved, words));
 }
 

@@ -227,9 +227,13 @@ std::vector<std::string> take_command(const CLI::App& app, std::vector<std::stri
 }
 
 Result<UniqueFd> take_refusals(const std::vector<std::string>& words) {
-  const auto option = std::find(words.begin(), words.end(), kRefusals);
-  if (option == words.end() || option + 1 == words.end()) return UniqueFd();
-  const std::string& text = option[1];
+  const std::string with_value = std::string(kRefusals) + "=";
+  const auto option = std::find_if(words.begin(), words.end(), [&](const std::string& word) {
+    return word == kRefusals || word.starts_with(with_value);
+  });
+  const bool is_one = option != words.end() && *option != kRefusals;
+  if (option == words.end() || (!is_one && option + 1 == words.end())) return UniqueFd();
+  const std::string text = is_one ? option->substr(with_value.size()) : option[1];
   int number = -1;
   (void)std::from_chars(text.data(), text.data() + text.size(), number);
   if (number < 0) return UniqueFd();

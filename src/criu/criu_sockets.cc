@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <net/if.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -209,6 +210,8 @@ std::map<std::uint64_t, std::uint64_t> saved_in_unix_sockets(const UniqueFd& cri
   std::uint32_t word = 0;
   std::size_t at = 2 * sizeof word;
   const bool has_any = image.size() >= at;  // CRIU makes it with the first
+  // Or it is larger than what is read.
+  if (!has_any && ::faccessat(criu_dir.get(), "sk-queues.img", F_OK, 0) == 0) return {};
   if (has_any && std::memcmp(image.data() + sizeof word, &kQueuesMagic, sizeof word) != 0)
     return {};
   while (has_any && image.size() - at >= sizeof word) {

@@ -111,7 +111,8 @@ void probe_folder_watches(const Processes& processes, Signs& out);
 void probe_sessions(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_sockets.cc
-void probe_socket_states(Facts& facts, const Processes& processes, Signs& out);
+// `tcp_close`: TCP connections are not kept.
+void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_close, Signs& out);
 
 // criu_names.cc
 void probe_socket_names(Facts& facts, const Processes& processes, Signs& out);

@@ -131,14 +131,14 @@ void probe_raw(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
     out.add(pid, kRaw, fmt::format("{} (descriptor {})", own.address, descriptor));
 }
 
-void probe_one(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
+void probe_one(Pid pid, int descriptor, const UniqueFd& socket, bool tcp_close, Signs& out) {
   const auto kind = proc::socket_kind(socket);
   if (!kind) return;
   const bool is_inet = kind->domain == AF_INET || kind->domain == AF_INET6;
   if (kind->domain == AF_NETLINK) probe_netlink(pid, descriptor, socket, out);
   if (is_inet && kind->type == SOCK_STREAM) {
     probe_listener(pid, descriptor, socket, out);
-    probe_urgent(pid, descriptor, socket, out);
+    if (!tcp_close) probe_urgent(pid, descriptor, socket, out);
   }
   if (kind->domain == AF_UNIX && proc::has_error(socket))
     out.add(pid, kUnreadError, fmt::format("descriptor {}", descriptor));
@@ -150,7 +150,7 @@ void probe_one(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
 
 }  // namespace
 
-void probe_socket_states(Facts& facts, const Processes& processes, Signs& out) {
+void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_close, Signs& out) {
   std::set<std::string> seen;  // "socket:[1234]"
   for (const proc::ProcessInfo& info : processes) {
     const auto files = facts.open_files(info.pid);
@@ -162,7 +162,7 @@ void probe_socket_states(Facts& facts, const Processes& processes, Signs& out) {
       if (!file.path.starts_with("socket:[") || !seen.insert(file.path).second) continue;
       // The kernel's own: to close a copy waits for nothing.
       if (const auto copy = proc::take_nameless(info.pid, *process, file.descriptor))
-        probe_one(info.pid, file.descriptor, *copy, out);
+        probe_one(info.pid, file.descriptor, *copy, tcp_close, out);
     }
   }
 }

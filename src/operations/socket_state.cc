@@ -109,7 +109,7 @@ class Noter {
       : env_(env),
         record_(manifest.sockets.emplace()),
         lost_(record_.lost),
-        unread_(criu_dir, lost_) {
+        unread_(criu_dir, manifest.criu_options.tcp_close, lost_) {
     for (std::string& what : lost)
       lost_.add(std::move(what));
   }
@@ -301,9 +301,6 @@ class Noter {
   std::map<std::string, Listener> listeners_;  // by "socket:[1234]"
   std::optional<std::map<std::uint64_t, std::uint32_t>> backlogs_;
   std::size_t with_peers_ = 0;
-  std::map<ino_t, std::map<std::string, std::uint64_t>> unread_tcp_;  // bytes, by "socket:[1234]"
-  std::optional<std::map<std::uint64_t, std::uint64_t>> saved_;       // bytes, by inode number
-  std::optional<Error> torn_;
 };
 
 void put_back(const SocketRecord& record, const Process& process, Lost& lost) {

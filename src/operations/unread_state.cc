@@ -7,9 +7,10 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include <array>
-#include <vector>
+#include <cstddef>
 
 #include <fmt/format.h>
 
@@ -44,6 +45,34 @@ std::uint64_t bytes_of_datagrams(const UniqueFd& socket) {
   return static_cast<std::uint64_t>(offset);
 }
 
+// Not yet read from an urgent byte on, with that byte; 0 where none is ahead. The kernel counts
+// past it where urgent data is in line (tcp_ioctl()).
+int bytes_behind_mark(const UniqueFd& socket) {
+  int was = 0;
+  socklen_t size = sizeof was;
+  if (!proc::has_input(socket) ||
+      ::getsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &was, &size) != 0)
+    return 0;
+  const auto counted = [&](int in_line) {
+    (void)::setsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line);
+    return bytes_by(socket, SIOCINQ);
+  };
+  const int all = counted(1);
+  const int before = counted(0);
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &was, sizeof was);
+  return all - before;
+}
+
+// Whether processes besides the peer can send there.
+bool is_open_to_others(const UniqueFd& socket) {
+  sockaddr_un name{};
+  socklen_t size = sizeof name;
+  auto* const address = reinterpret_cast<sockaddr*>(&name);
+  if (::getpeername(socket.get(), address, &size) == 0) return false;
+  size = sizeof name;
+  return ::getsockname(socket.get(), address, &size) != 0 || size > offsetof(sockaddr_un, sun_path);
+}
+
 bool has_urgent_byte(const UniqueFd& socket) {
   char byte = 0;
   return ::recv(socket.get(), &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT) == 1;
@@ -75,13 +104,13 @@ void UnreadState::note(const UniqueFd& socket, const proc::SocketKind& kind, Pid
   if (kind.is_inet() && kind.type == SOCK_DGRAM && bytes_by(socket, SIOCOUTQ) > 0)
     lost_.add(pid, descriptor, "the beginning of a datagram not yet sent (MSG_MORE, UDP_CORK)");
   if (kind.type == SOCK_STREAM && has_urgent_byte(socket))
-    lost_.add(pid, descriptor, "that a byte not yet read is urgent (MSG_OOB)");
+    lost_.add(pid, descriptor, "an urgent byte not yet read (MSG_OOB), or that it is urgent");
   if (const std::string protocol = upper_protocol(socket, kind); !protocol.empty())
     lost_.add(pid, descriptor, fmt::format("the socket's protocol above TCP ({})", protocol));
 }
 
 // An urgent byte ends what one call reads, also where it has been read itself: CRIU takes what is
-// in front of it for all. The kernel's table counts all.
+// in front of it for all.
 void UnreadState::note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile& file) {
   int on = 0;
   socklen_t size = sizeof on;
@@ -91,17 +120,7 @@ void UnreadState::note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_TIMESTAMPING, &on, &size) == 0 &&
       (on & SOF_TIMESTAMPING_OPT_ID) != 0)
     lost_.add(pid, file.descriptor, "the numbers of time stamps (OPT_ID), which begin at 0");
-  if (!proc::has_input(socket)) return;
-  const auto [table, is_new] = unread_tcp_.try_emplace(proc::network_of(pid));
-  if (is_new) {
-    const auto sockets = proc::ProcFs().tcp_sockets(pid);
-    for (const proc::InetSocket& one : sockets ? *sockets : std::vector<proc::InetSocket>())
-      if (one.unread > 0) table->second.emplace(fmt::format("socket:[{}]", one.inode), one.unread);
-  }
-  const auto unread = table->second.find(file.path);
-  // The end of the stream counts as a byte.
-  if (unread != table->second.end() &&
-      unread->second > static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ)) + 1)
+  if (!tcp_close_ && bytes_behind_mark(socket) > 1)
     tear(pid, file.descriptor, "data behind an urgent byte (MSG_OOB) of a TCP connection");
 }
 
@@ -118,9 +137,11 @@ void UnreadState::note_unix(const UniqueFd& socket, const proc::SocketKind& kind
               "earlier ones");
 }
 
-// CRIU takes an empty message for the end of the queue.
+// CRIU takes an empty message for the end of the queue. To a socket with a name, which is connected
+// with no other, messages may have come since from outside of the tree.
 void UnreadState::note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                                 const proc::OpenFile& file) {
+  if (is_open_to_others(socket)) return;
   if (!saved_) saved_ = saved_in_unix_sockets(criu_dir_);
   struct stat info {};
   const auto saved = ::fstat(socket.get(), &info) == 0 ? saved_->find(info.st_ino) : saved_->end();

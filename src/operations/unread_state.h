@@ -22,8 +22,9 @@ namespace stasis {
 
 class UnreadState {
  public:
-  // Both must outlive it.
-  UnreadState(const UniqueFd& criu_dir, Lost& lost) : criu_dir_(criu_dir), lost_(lost) {}
+  // Both must outlive it. `tcp_close`: connections are not kept, nor what is in them.
+  UnreadState(const UniqueFd& criu_dir, bool tcp_close, Lost& lost)
+      : criu_dir_(criu_dir), tcp_close_(tcp_close), lost_(lost) {}
 
   void note(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
             const proc::OpenFile& file);
@@ -39,9 +40,8 @@ class UnreadState {
   void tear(Pid pid, int descriptor, const std::string& what);
 
   const UniqueFd& criu_dir_;
+  bool tcp_close_;
   Lost& lost_;
-  // Bytes, by "socket:[1234]", of each network.
-  std::map<ino_t, std::map<std::string, std::uint64_t>> unread_tcp_;
   std::optional<std::map<std::uint64_t, std::uint64_t>> saved_;  // bytes, by inode number
   std::optional<Error> torn_;
 };

@@ -76,7 +76,6 @@ struct InetSocket {
   // that both ends of a connection name each other alike.
   std::string local;
   std::string remote;
-  std::uint64_t unread = 0;  // bytes, and 1 for the end of the stream
 };
 
 // One that does not let itself be looked at (keeps_its_memory()).

@@ -93,19 +93,15 @@ Result<std::vector<InetSocket>> ProcFs::inet_sockets(Pid pid, std::string_view p
       std::string local;
       std::string remote;
       std::string state;
-      std::string queues;
       std::string skipped;
       InetSocket socket;
-      words >> skipped >> local >> remote >> state >> queues >> skipped >> skipped >> skipped >>
+      words >> skipped >> local >> remote >> state >> skipped >> skipped >> skipped >> skipped >>
           skipped >> socket.inode;
       const std::size_t colon = local.rfind(':');
       if (!words || colon == std::string::npos) return;  // the heading
       socket.listens = state == "0A";                    // TCP_LISTEN of net/tcp_states.h
       socket.is_established = state == "01";             // TCP_ESTABLISHED
       std::from_chars(local.data() + colon + 1, local.data() + local.size(), socket.local_port, 16);
-      // "to send:unread"
-      std::from_chars(queues.data() + queues.find(':') + 1, queues.data() + queues.size(),
-                      socket.unread, 16);
       socket.local = without_mapping(std::move(local));
       socket.remote = without_mapping(std::move(remote));
       out.push_back(std::move(socket));

@@ -381,7 +381,7 @@ END
 
 @test "a program at its limit of memory is suspended, or refused, and lives on" {
   local limit
-  for limit in --as=4096:unlimited --data=0:unlimited; do
+  for limit in --as=4096:unlimited --data=4096:unlimited; do
     start_agent memory --size 32M
     prlimit --pid "$TARGET" "$limit"
     capture stasis suspend "$TARGET" --timeout 20000

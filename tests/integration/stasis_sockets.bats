@@ -90,7 +90,7 @@ if min(libc.syscall(248, b"user", b"stasis-test", b"v", 1, which) for which in (
   [[ ! -e $BATS_TEST_TMPDIR/keys ]] || all=8
   assert_equal "$(json "sum('(keyctl)' in one for one in d['lost'])")" $((all - 6))
   for words in "): datagrams not yet read" "): events of watched files not yet read" "EFD_SEMAPHORE" \
-    "is urgent (MSG_OOB)" "a datagram not yet sent" "unread input of a terminal"; do
+    "an urgent byte not yet read (MSG_OOB)" "a datagram not yet sent" "unread input of a terminal"; do
     assert_equal "$(json "sum('$words' in one for one in d['lost'])")" 1 "$words"
   done
   assert_equal "$(json 'len(d["lost"])')" "$all"
@@ -354,6 +354,8 @@ urgent.recv(1, socket.MSG_OOB)'
   assert_contains "$err" "has not yet read data behind an urgent byte (MSG_OOB) of a TCP connection, which CRIU cannot save"
   done_by dump "$TARGET" --images-dir "$image" --ignore-undumpable --leave-running
   assert_contains "$err" "data behind an urgent byte (MSG_OOB) of a TCP connection"
+  # What is in a connection that is not kept counts for nothing.
+  done_by dump "$TARGET" --images-dir "$image-close" --tcp-close --leave-running
   target_goes_on
   end_targets
   rm "$BATS_TEST_TMPDIR/ready"
@@ -372,6 +374,23 @@ threading.Thread(target=read, daemon=True).start()'
   : >"$BATS_TEST_TMPDIR/go"
   wait_until 60 test -s "$BATS_TEST_TMPDIR/got"
   assert_equal "$(<"$BATS_TEST_TMPDIR/got")" ab
+}
+
+@test "datagrams that come from outside while a dump is made are not taken for torn" {
+  local name=$BATS_TEST_TMPDIR/datagrams sender
+  start_python "open_to_all = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); open_to_all.bind('$name')"
+  python3 -IS -c 'import socket, sys, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.setblocking(False)
+while True:
+    try: s.sendto(b"one", sys.argv[1])
+    except BlockingIOError: pass
+    time.sleep(.005)' "$name" 3>&- &
+  sender=$!
+  at_end_kill "$sender"
+  for _ in 1 2 3; do
+    done_by dump "$TARGET" --images-dir "$image" --leave-running --force --ext-unix-sk
+    [[ $err != *"tried again"* ]] || { echo "$err" >&2; return 1; }
+  done
 }
 
 @test "what a restore forgets of errors, numbers and descriptors under way is said" {
