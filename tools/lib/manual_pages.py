@@ -18,7 +18,7 @@ SEE = {"dump": ["restore", "doctor", "inspect", "logs"], "restore": ["dump", "in
 # What a page says besides the options.
 BODIES = {"ps": """.PP
 PID, USER and COMMAND are those of the process. STATE is its CUDA state (running, locked, suspended,
-failed), waiting if the driver lets it run while its GPU memory is away, with a note that says until when, or
+which is checkpointed in csv and JSON, failed), waiting if the driver lets it run while its GPU memory is away, with a note that says until when, or
 busy if it does not answer in time, stopped (Ctrl\\-Z), traced, or ? with a note that says why.
 PATH is by whom its GPU memory goes, or has gone: direct where the agent of `stasis run` takes it out, driver,
 or \\- if that cannot be seen. GPUS are their numbers in the driver's order. GPU MEMORY in parentheses is what a suspended process gets
