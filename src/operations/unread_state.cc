@@ -46,20 +46,19 @@ std::uint64_t bytes_of_datagrams(const UniqueFd& socket) {
 }
 
 // Not yet read from an urgent byte on, with that byte; 0 where none is ahead. The kernel counts
-// past it where urgent data is in line (tcp_ioctl()).
+// past it where urgent data is in line (tcp_ioctl()), as it is for a moment here. Where it is so
+// always CRIU fails at the byte.
 int bytes_behind_mark(const UniqueFd& socket) {
-  int was = 0;
-  socklen_t size = sizeof was;
+  int in_line = 0;
+  socklen_t size = sizeof in_line;
   if (!proc::has_input(socket) ||
-      ::getsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &was, &size) != 0)
+      ::getsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &in_line, &size) != 0 || in_line != 0)
     return 0;
-  const auto counted = [&](int in_line) {
-    (void)::setsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line);
-    return bytes_by(socket, SIOCINQ);
-  };
-  const int all = counted(1);
-  const int before = counted(0);
-  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &was, sizeof was);
+  const int before = bytes_by(socket, SIOCINQ);
+  constexpr int kInLine = 1;
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &kInLine, sizeof kInLine);
+  const int all = bytes_by(socket, SIOCINQ);
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line);
   return all - before;
 }
 
