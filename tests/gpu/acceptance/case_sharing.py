@@ -168,15 +168,22 @@ def downtime(machine):
     for ranks in (1, 2):
         target = ranks_of(machine, f"ranks{ranks}", "--gib", "8", ranks=ranks)
         cycle(machine, target, new_figures())
-        stood = []
+        stood, phases = [], {"suspend": {}, "resume": {}}
+
+        def traced(verb, times):
+            trace = os.path.join(machine.out, f"{verb}.{ranks}.trace.json")
+            report = machine.stasis(verb, target.pid, "--json", "--trace", trace, timeout=120).must_succeed().json()
+            for phase in report["phases"]:
+                times.setdefault(phase["name"], []).append(phase["seconds"])
+            return report
         for _ in range(FEWER):
-            report = machine.stasis("suspend", target.pid, "--json", timeout=120).must_succeed().json()
-            stood.append(report["standstill_seconds"])
-            back = machine.stasis("resume", target.pid, "--json", timeout=120).must_succeed().json()
-            stood[-1] += back["seconds"]
+            stood.append(traced("suspend", phases["suspend"])["standstill_seconds"])
+            stood[-1] += traced("resume", phases["resume"])["seconds"]
             target.wait_rounds(2)
         target.finish()
         figures[f"ranks{ranks}_seconds"] = stood
+        figures[f"ranks{ranks}_phases"] = {verb: {name: statistics.median(seconds) for name, seconds in times.items()}
+                                           for verb, times in phases.items()}
         medians[ranks] = statistics.median(stood)
     ratio = medians[2] / medians[1]
     figures.update({"ratio": ratio, "note": f"away for {medians[1]:.2f} s with one, {medians[2]:.2f} s with two: "
