@@ -66,13 +66,9 @@ def said(figures):
             f"{(sum(one['left'].values()) + one['converted']) / 2**30:.1f} GiB; {figures['note']}")
 
 
-def watched(machine, pid):
-    return attach(machine, pid, "--watch-graphs", "1s")
-
-
 def torch(machine, env=None):
     """PyTorch: the agent comes after it has trained, then suspends and dumps, losses equal."""
-    figures = train(machine, [], 8, env, attach=watched)
+    figures = train(machine, [], 8, env, attach=attach)
     expect(share_of(figures["attach"]) >= LEAST_SHARE, f"too little is the agent's: {figures['attach']}")
     return {**figures, "note": said(figures)}
 
