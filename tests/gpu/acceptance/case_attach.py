@@ -122,7 +122,7 @@ def nccl_without_imports(machine):
 def torch_workers(machine):
     """The same with four workers that prepare its data, which were forked from it."""
     # A directory that is part of the job, for the sockets of the loader.
-    figures = train(machine, ["--workers", "4", "--start-method", "fork"], 2, {"TMPDIR": "/dev/shm"}, watched)
+    figures = train(machine, ["--workers", "4", "--start-method", "fork"], 2, {"TMPDIR": "/dev/shm"}, attach)
     return {**figures, "note": said(figures)}
 
 
