@@ -454,12 +454,13 @@ void try_dlsym() {
 int main(int argc, char** argv) {
   using namespace stasis::agent_test;  // NOLINT(google-build-using-namespace)
   using namespace stasis::cuda;        // NOLINT(google-build-using-namespace)
+  // What was said last tells where a driver ended the program.
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc == 4 && std::string(argv[1]) == "ipc-child") {
     be_ipc_child(argv[2], argv[3]);
     return 0;
   }
   if (argc == 2) {
-    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     SAY(CU(cuInit)(0));
     CUcontext context = nullptr;
     SAY(CU(cuCtxCreate_v2)(&context, 0, 0));
@@ -468,7 +469,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   try_dlsym();
-  std::fflush(stdout);
   // CUDA in the child alone, and the parent uses it afterwards.
   const pid_t child = ::fork();
   SAY(CU(cuInit)(0));
@@ -477,7 +477,6 @@ int main(int argc, char** argv) {
   CUdeviceptr address = 0;
   SAY(CU(cuMemAlloc_v2)(&address, 4 * kMiB));
   SAY(CU(cuMemFree_v2)(address));
-  std::fflush(stdout);
   if (child == 0) ::_exit(0);
   int status = -1;
   ::waitpid(child, &status, 0);
