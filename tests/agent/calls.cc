@@ -466,6 +466,7 @@ int main(int argc, char** argv) {
     SAY(CU(cuCtxCreate_v2)(&context, 0, 0));
     if (std::string(argv[1]) == "pools") try_pools(context);
     if (std::string(argv[1]) == "managed") try_managed(context);
+    if (std::string(argv[1]) == "pool-in-use") try_pool_in_use();
     return 0;
   }
   try_dlsym();
