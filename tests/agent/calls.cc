@@ -466,12 +466,14 @@ int main(int argc, char** argv) {
     SAY(CU(cuCtxCreate_v2)(&context, 0, 0));
     if (std::string(argv[1]) == "pools") try_pools(context);
     if (std::string(argv[1]) == "managed") try_managed(context);
-    if (std::string(argv[1]) == "pool-in-use") try_pool_in_use();
+    if (std::string(argv[1]) == "pool-in-use") be_pool_in_use();
     return 0;
   }
   try_dlsym();
   // CUDA in the child alone, and the parent uses it afterwards.
   const pid_t child = ::fork();
+  int status = -1;
+  if (child != 0) ::waitpid(child, &status, 0);
   SAY(CU(cuInit)(0));
   CUcontext context = nullptr;
   SAY(CU(cuCtxCreate_v2)(&context, 0, 0));
@@ -479,8 +481,6 @@ int main(int argc, char** argv) {
   SAY(CU(cuMemAlloc_v2)(&address, 4 * kMiB));
   SAY(CU(cuMemFree_v2)(address));
   if (child == 0) ::_exit(0);
-  int status = -1;
-  ::waitpid(child, &status, 0);
   SAY(status);
   try_allocations(context);
   try_small_ones(context);

@@ -60,6 +60,7 @@ void ask_for_dma_buf(cuda::CUdeviceptr address, std::size_t size);
 void try_managed(cuda::CUcontext context);
 void try_pools(cuda::CUcontext context);
 void try_pool_in_use();
+void be_pool_in_use();
 void try_vmm();
 void try_ipc();
 void be_ipc_child(const char* text, const char* size);

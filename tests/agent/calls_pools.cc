@@ -1,9 +1,6 @@
 // Stream-ordered memory: what a program sees of pools and of what it has from them.
 #include "calls_pools.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -306,18 +303,6 @@ void try_lives(CUcontext first) {
   say_pool(pool);
 }
 
-// Runs this program for one thing alone.
-int status_of_another(const char* what) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::execl("/proc/self/exe", "stasis-agent-calls", what, nullptr);
-    ::_exit(127);
-  }
-  int status = -1;
-  ::waitpid(child, &status, 0);
-  return status;
-}
-
 void try_own_pools() {
   std::printf("== pools: of the program\n");
   auto props = props_of(g_device);
@@ -355,7 +340,7 @@ void try_own_pools() {
   CUmemoryPool current = nullptr;
   SAY(CU(cuDeviceGetMemPool)(&current, g_device));
   SAY(current == default_pool());
-  SAY(status_of_another("pool-in-use"));
+  try_pool_in_use();
   // By the call that waits for nothing here: the program says that it is done (CUDA's manual).
   pool = pool_for_frees_at_once();
   SAY(CU(cuMemAllocFromPoolAsync)(&address, 5 * kMiB, pool, stream));
@@ -467,32 +452,6 @@ void try_full() {
 }
 
 }  // namespace
-
-// A pool destroyed with memory of it in use: it goes when that has. Then the process ends at once:
-// the next pool may end it, in the driver (580.159.04 on H200s; with glibc's checks always).
-void try_pool_in_use() {
-  CU(cuCtxGetDevice)(&g_device);
-  const auto props = props_of(g_device);
-  CUmemoryPool pool = nullptr;
-  SAY(CU(cuMemPoolCreate)(&pool, &props));
-  const auto stream = new_stream();
-  CUdeviceptr address = 0;
-  SAY(CU(cuMemAllocFromPoolAsync)(&address, 5 * kMiB, pool, stream));
-  SAY(CU(cuDeviceSetMemPool)(g_device, pool));
-  const auto by_current = allocate_in(stream, kMiB);
-  SAY(CU(cuMemPoolDestroy)(pool));
-  CUmemoryPool current = nullptr;
-  SAY(CU(cuDeviceGetMemPool)(&current, g_device));
-  SAY(current == default_pool());
-  SAY(spoiled(address, 5 * kMiB, 8));
-  SAY(CU(cuMemFreeAsync)(address, stream));
-  SAY(CU(cuMemFreeAsync)(by_current, stream));
-  SAY(CU(cuStreamSynchronize)(stream));
-  CUdeviceptr base = 0;
-  SAY(CU(cuMemGetAddressRange_v2)(&base, nullptr, address));
-  std::fflush(stdout);
-  ::_exit(0);
-}
 
 void try_pools(CUcontext context) {
   CU(cuCtxGetDevice)(&g_device);

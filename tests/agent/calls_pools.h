@@ -1,4 +1,4 @@
-// What the questions about pools have in common (calls_pools.cc, calls_pool_captures.cc).
+// What the questions about pools have in common (calls_pool*.cc).
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace stasis::agent_test {
 
-using namespace cuda;  // NOLINT(google-build-using-namespace): of two files of one program
+using namespace cuda;  // NOLINT(google-build-using-namespace): of the files of one program
 
 inline CUdevice g_device = 0;
 
