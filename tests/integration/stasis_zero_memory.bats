@@ -12,7 +12,7 @@ setup() {
 }
 teardown() { end_stasis; }
 
-start_sparse() { LD_PRELOAD=$agent start_target memory --size 4M --zeros 192M --pause-ms 5 "$@"; }
+start_sparse() { LD_PRELOAD=$agent start_target memory --size 4M --zeros 192M "$@"; }
 # Memory of the target's own, in MiB.
 resident() { awk '/^RssAnon/ {print int($2 / 1024)}' "/proc/$TARGET/status"; }
 # The phases of a report.
@@ -35,7 +35,7 @@ phases() { json '[p["name"] for p in d["phases"]]'; }
 }
 
 @test "what seemed to be all the program has is made room for while it runs" {
-  LD_PRELOAD=$agent start_target memory --size 64M --zeros 16M --pause-ms 5
+  LD_PRELOAD=$agent start_target memory --size 64M --zeros 16M
   done_by suspend "$TARGET" --json
   assert_contains "$(phases)" "'zeros', 'prepare', 'close'"
   done_by resume "$TARGET"
@@ -61,7 +61,7 @@ disk() {
   need_root "CRIU"
   export STASIS_SIM_GPUS=2x2G
   disk 160M
-  LD_PRELOAD=$agent start_target memory --size 4M --zeros 1G --pause-ms 5
+  LD_PRELOAD=$agent start_target memory --size 4M --zeros 1G
   done_by dump "$TARGET" --images-dir "$image" --leave-running --json
   assert_equal "$(json 'd["path"]')" direct
   target_goes_on
@@ -81,7 +81,7 @@ disk() {
   need_root "CRIU"
   export STASIS_SIM_GPUS=2x2G
   disk 160M
-  LD_PRELOAD=$agent start_target memory --size 4M --still 1G --pause-ms 5
+  LD_PRELOAD=$agent start_target memory --size 4M --still 1G
   refused 11 no-space dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "the image needs about" "is as it was"
   target_goes_on
@@ -112,7 +112,7 @@ disk() {
   target_goes_on
   target_verifies
   # And those of several processes.
-  LD_PRELOAD=$agent start_tree --size 4M --zeros 96M --pause-ms 5
+  LD_PRELOAD=$agent start_tree --size 4M --zeros 96M
   for pid in "${CHILDREN[@]}"; do echo "$pid" >"$CGROUP/cgroup.procs"; done
   done_by suspend "$TARGET" --json
   assert_equal "$(json 'd["path"]')" direct
@@ -121,7 +121,7 @@ disk() {
   target_goes_on
   target_verifies
   # Where they are too few, it runs on.
-  LD_PRELOAD=$agent start_target memory --size 160M --zeros 16M --pause-ms 5
+  LD_PRELOAD=$agent start_target memory --size 160M --zeros 16M
   echo "$TARGET" >"$CGROUP/cgroup.procs"
   refused 11 out-of-host-memory suspend "$TARGET"
   assert_contains "$err" "does not fit under the memory limit" "is as it was"
