@@ -8,10 +8,12 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/threads.h"
 #include "direct/agent_lookup.h"
 #include "direct/gpu_precopy.h"
 #include "direct/hold_back.h"
@@ -346,15 +348,20 @@ class MoveOut {
     return zeros;
   }
 
+  // Side by side: more than 16 threads do not fill one process's memory faster.
   Result<void> touch_buffers() {
-    Result<void> first;
+    std::vector<direct::RemoteMemory> buffers;
     for (const auto& agent : agents_) {
-      direct::RemoteMemory buffer(agent.address_space(), agent.buffer_address(), agent.bytes());
-      auto done = buffer.fault_in(0, env_.interrupt);
-      if (!done && first) first = std::move(done);
+      buffers.emplace_back(agent.address_space(), agent.buffer_address(), agent.bytes());
       touched_[agent.pid()] = agent.buffer_address();
     }
-    return first;
+    const unsigned threads = default_threads(static_cast<unsigned>(buffers.size()));
+    std::vector<Result<void>> done(buffers.size());
+    share_out(buffers.size(),
+              [&](std::size_t i) { done[i] = buffers[i].fault_in(threads, env_.interrupt); });
+    for (auto& one : done)
+      STASIS_TRY(std::move(one));
+    return {};
   }
 
   void tell_of_those_without_memory() {
@@ -428,8 +435,9 @@ class MoveOut {
     if (done) done = env_.interrupt.check();
     if (done) {
       phases_.begin("evict");
-      done = evict();
+      done = detach();
     }
+    if (done) done = evict();
     return done ? done : give_up(std::move(done.error()));
   }
 
@@ -558,6 +566,9 @@ class MoveOut {
     phases_.begin("evict");
     STASIS_TRY(fault(FaultPoint::kDirectPinned));
     STASIS_TRY_ASSIGN(auto segments, take_all());
+    // Beside the contexts that the mover may have to make first it takes five times as long (two
+    // ranks of NCCL on two H200s: 0.06 s).
+    STASIS_TRY(detach());
     state_.mover.copy_beside(env_, std::move(segments), state_.content.composite(),
                              copy_time(agents_.bytes()), wants_digests());
     STASIS_TRY(evict());
@@ -568,10 +579,14 @@ class MoveOut {
     return {};
   }
 
-  Result<void> evict() {
+  // Of what is shared, and managed memory.
+  Result<void> detach() {
     // Once more, of those that had no managed memory before.
     STASIS_TRY(note_driver_threads(agents_, plan_.running, state_.driver_threads));
-    STASIS_TRY(detach_all(agents_, state_.driver_threads));
+    return detach_all(agents_, state_.driver_threads);
+  }
+
+  Result<void> evict() {
     state_.content.commit_image();
     const auto& into = state_.content.into();
     return agents_.evict(into ? into->id() : direct::ContentId{});

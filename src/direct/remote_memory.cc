@@ -139,7 +139,6 @@ Result<void> RemoteMemory::fault_in(unsigned threads, const Interrupt& interrupt
       if (!error) error = std::move(done.error());
     }
   };
-  if (threads == 0) threads = default_threads(1);
   const auto most = std::min<std::uint64_t>(threads, blocks);
   (void)on_threads(static_cast<unsigned>(most), [&](unsigned) { work(); });
   if (error) return fail(std::move(*error));

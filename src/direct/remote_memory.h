@@ -41,8 +41,7 @@ class RemoteMemory final : public Content {
   // Makes the process own every page, so that write() meets no page fault: a first touch is ten
   // times slower than the copy itself. For memory whose content does not matter: what was missing
   // becomes 0. Huge pages are taken where the process's mapping asks for them
-  // (MADV_HUGEPAGE) and the kernel has some, and all others one by one. `threads` 0:
-  // default_threads().
+  // (MADV_HUGEPAGE) and the kernel has some, and all others one by one.
   Result<void> fault_in(unsigned threads, const Interrupt& interrupt);
 
   std::uint64_t size() const { return bytes_; }
