@@ -763,7 +763,7 @@ start_ranks() {
 @test "ranks that write into each other's memory go there and back, again and again" {
   local i
   start_ranks 2
-  for ((i = 0; i < 3; ++i)); do
+  for ((i = 0; i < $(times 2 3); ++i)); do
     dump_target --network-lock skip
     gpu_is_free
     restore_target

@@ -694,7 +694,7 @@ def usual(cases):
         else:
             seen.add(case.point)
             first.append(case)
-    return first + more[::24] + rest[::72]
+    return first + more[::48] + rest[::144]
 
 
 # --- Running them

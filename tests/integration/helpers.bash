@@ -69,6 +69,9 @@ exec_on_gpu() {
   exec "$@"
 }
 
+# times FEW MANY: how often a thing is done again and again; MANY where tools/test --all asks for all tests.
+times() { echo $((${STASIS_ALL_TESTS:-0} ? $2 : $1)); }
+
 # start_target KIND [ARGUMENT...]: starts a self-verifying workload in a session of its own, waits
 # until it has finished its first round, and sets TARGET to its process number. Its output goes to
 # $TARGET_LOG, its record of rounds to $TARGET_STATUS. An environment for it alone goes in front:

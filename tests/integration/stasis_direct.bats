@@ -68,7 +68,7 @@ load agent_lib
 @test "ranks that wait for each other are suspended, and their memory past the driver" {
   local i
   start_agent collective --children 8 --size 4M --pause-ms 2
-  for ((i = 0; i < 4; ++i)); do
+  for ((i = 0; i < $(times 2 4); ++i)); do
     done_by suspend "$TARGET" --json --timeout 60000
     went direct
     gpu_is_free

@@ -28,7 +28,7 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 @test "host memory of every kind is as it was, dumped and restored again and again" {
   local i
   start_program 24
-  for i in 1 2 3; do
+  for ((i = 0; i < $(times 2 3); ++i)); do
     dump_it --host-memory parallel --force
     # Of the dense region what was written, but for blocks in which it has read what it has made zeros since; the
     # others are only read for the most part, or a child's, too, or locked.
@@ -97,7 +97,7 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 @test "what another process of the tree writes into it until CRIU stops both is as it was when it had stopped both" {
   local i
   start_program 64 host_other.py
-  for i in 1 2 3; do
+  for ((i = 0; i < $(times 2 3); ++i)); do
     dump_it --host-memory parallel --force
     (($(host_bytes) >= 48 << 20))
     restore_it

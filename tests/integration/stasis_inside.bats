@@ -79,7 +79,7 @@ descriptors() { ls "/proc/$TARGET/fd" | wc -l; }
 # --- What it leaves behind
 
 @test "fifty threads that work all the time, many calls: nothing is left, and all they did is right" {
-  local times=$((${STASIS_ALL_TESTS:-0} ? 100 : 25))
+  local times=$(times 10 100)
   start_program load 50
   looks_into --times "$times" "$TARGET"
   looks_into --nothing --times "$times" "$TARGET"

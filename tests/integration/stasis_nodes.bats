@@ -55,12 +55,12 @@ again_and_again() {
 
 @test "a job of three nodes is suspended and resumed together, again and again" {
   start_nodes 3 1 --size 256K
-  again_and_again 10
+  again_and_again "$(times 4 10)"
 }
 
 @test "a job of three nodes with two ranks each, by their agents" {
   LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_nodes 3 2 --size 4M
-  again_and_again 5
+  again_and_again "$(times 2 5)"
   said 0 "resumed"
 }
 

@@ -38,7 +38,7 @@ start_orphans() {
   local way i
   for way in ends frees closes; do
     start_orphans "$way" 2
-    for ((i = 0; i < 3; ++i)); do
+    for ((i = 0; i < $(times 2 3); ++i)); do
       suspended_and_resumed
     done
     kill -9 "$TARGET" "${CHILDREN[@]}"

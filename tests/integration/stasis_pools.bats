@@ -10,7 +10,7 @@ start_pool() { start_agent pool --pause-ms 5; }
 
 @test "a program with stream-ordered memory is suspended past the driver again and again" {
   start_pool
-  cycles "$((${STASIS_ALL_TESTS:-0} ? 20 : 4))" direct
+  cycles "$(times 4 20)" direct
   done_by suspend "$TARGET" --json
   (($(json 'd["direct_bytes"]') >= 32 << 20))
   done_by resume "$TARGET"

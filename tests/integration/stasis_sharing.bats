@@ -28,7 +28,7 @@ start_ranks() {
   start_ranks 2
   local used
   used=$(gpu_used)
-  for ((i = 0; i < 8; ++i)); do
+  for ((i = 0; i < $(times 4 8); ++i)); do
     done_by suspend "$TARGET" --json
     # With what they share: 2 MiB of each are its context.
     assert_equal "$(json 'd["path"], d["direct_bytes"]')" "direct $((used - (4 << 20)))" "$out"

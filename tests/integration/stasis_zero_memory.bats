@@ -22,7 +22,7 @@ phases() { json '[p["name"] for p in d["phases"]]'; }
   local i before
   start_sparse
   before=$(resident)
-  for i in 1 2 3; do
+  for ((i = 0; i < $(times 2 3); ++i)); do
     done_by suspend "$TARGET" --json
     assert_equal "$(json 'd["path"]')" direct
     assert_contains "$(phases)" zeros
