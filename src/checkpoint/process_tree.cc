@@ -414,9 +414,42 @@ void ProcessTree::note_use(Pid pid, const std::vector<GpuUse>& use) {
   if (total_bytes(use) >= total_bytes(known)) known = use;
 }
 
+Result<std::map<Pid, std::vector<GpuUse>>> ProcessTree::members_use() const {
+  const auto before = driver_->gpus();
+  STASIS_TRY_ASSIGN(auto all, driver_->memory_by_process());
+  std::map<Pid, std::vector<GpuUse>> use;
+  std::map<GpuUuid, std::vector<GpuUse*>> on;
+  for (const TreeMember& member : members_) {
+    const auto found = all.find(member.process.pid());
+    if (found == all.end()) continue;
+    for (GpuUse& part : use[found->first] = std::move(found->second))
+      on[part.gpu].push_back(&part);
+  }
+  std::erase_if(on, [](const auto& one) { return one.second.size() < 2; });
+  if (on.empty() || !before) return use;
+  const auto after = driver_->gpus();
+  for (const auto& [gpu, parts] : on) {
+    std::uint64_t in_use = 0;
+    for (const auto* gpus : {&before, &after}) {
+      if (!*gpus) return use;
+      for (const Gpu& one : **gpus)
+        if (one.uuid == gpu) in_use = std::max(in_use, one.memory_used);
+    }
+    std::uint64_t sum = 0;
+    for (const GpuUse* part : parts)
+      sum += part->bytes;
+    for (GpuUse* part : parts) {
+      if (in_use == 0 || sum <= in_use) break;
+      const double share = static_cast<double>(part->bytes) / static_cast<double>(sum);
+      part->bytes = static_cast<std::uint64_t>(share * static_cast<double>(in_use));
+    }
+  }
+  return use;
+}
+
 Result<void> ProcessTree::check_host_memory(const std::map<Pid, std::uint64_t>& elsewhere,
                                             const std::map<Pid, std::uint64_t>& at_least) {
-  auto use = driver_->memory_by_process();
+  auto use = members_use();
   if (!use) return {};
   std::uint64_t to_move = 0;
   struct Limited {

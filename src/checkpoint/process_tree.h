@@ -133,6 +133,9 @@ class ProcessTree {
   std::uint64_t gpu_bytes() const;
 
  private:
+  // Of all members, as NVML says it. Where it counts what they share for each of them, their sum is
+  // more than a GPU has in use, and each counts for its part of that.
+  Result<std::map<Pid, std::vector<GpuUse>>> members_use() const;
   // The most that was seen counts: by the direct path a process has little left at its checkpoint.
   void note_use(Pid pid, const std::vector<GpuUse>& use);
   ProcessTree(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}

@@ -315,6 +315,27 @@ TEST_F(GroupTest, CountsTheGpuMemoryOfItsOwnProcessesOnly) {
   EXPECT_EQ(tree.gpu_bytes(), 1200U);
 }
 
+TEST_F(GroupTest, WhatProcessesShareCountsOnceWhereTheGpuHasLess) {
+  GpuUuid other;
+  other.bytes[0] = 1;
+  driver_.all_gpus = {{GpuUuid{}, "shared", "", 4000, 900}, {other, "alone", "", 4000, 50}};
+  ProcessTree tree = open();
+  driver_.use[child(0)] = {{GpuUuid{}, 1000}};
+  driver_.use[child(1)] = {{GpuUuid{}, 200}, {other, 100}};
+  driver_.use[Pid{1}] = {{GpuUuid{}, 77}};
+  ASSERT_TRUE(tree.lock(kTimeout, interrupt_));
+  ASSERT_TRUE(tree.checkpoint(quiet_, interrupt_));
+  const auto bytes_of = [&](Pid pid) {
+    std::vector<std::uint64_t> bytes;
+    for (const GpuUse& use : tree.gpu_use().at(pid))
+      bytes.push_back(use.bytes);
+    return bytes;
+  };
+  EXPECT_THAT(bytes_of(child(0)), ElementsAre(750));
+  // Of one process alone the driver is believed.
+  EXPECT_THAT(bytes_of(child(1)), ElementsAre(150, 100));
+}
+
 TEST_F(GroupTest, OneThatRefusesTheCheckpointIsRolledBackWithAll) {
   ProcessTree tree = open();
   driver_.fail_always(Action::kCheckpoint, child(1), 801);

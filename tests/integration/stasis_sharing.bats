@@ -39,6 +39,24 @@ start_ranks() {
   target_verifies
 }
 
+# The driver counts what they share for each of them.
+@test "ranks that fill their GPU with what they share come back to it" {
+  local SIZE=64M STASIS_SIM_GPUS=700M
+  export STASIS_SIM_GPUS
+  start_ranks 2
+  done_by suspend "$TARGET" --json
+  (($(json 'sum(p["gpu_bytes"] or 0 for p in d["processes"])') <= 700 << 20)) || { echo "$out"; return 1; }
+  done_by resume "$TARGET"
+  target_goes_on
+  if ((EUID == 0)); then # CRIU
+    dump_it
+    restore_it
+    restored_verifies 3
+  else
+    target_verifies
+  fi
+}
+
 # Their kernels would wait for each other on GPUs that cannot be switched between them.
 @test "ranks do not come back beside ranks of another job that were suspended before, too" {
   local first
