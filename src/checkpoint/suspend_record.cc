@@ -30,6 +30,8 @@ void fields(auto& io, Described<SuspendedMemory> auto& memory) {
   io("gpus", memory.gpus);
   io.optional("image", memory.image);
   io.optional("since", memory.since);  // older records have none
+  io.optional("with_pid", memory.with.pid);
+  io.optional("with_start_ticks", memory.with.start_ticks);
 }
 
 namespace {
@@ -94,7 +96,9 @@ void remember_suspended(const ProcessTree& tree) {
   for (const TreeMember& member : tree.members()) {
     const auto use = tree.gpu_use().find(member.process.pid());
     if (!member.initial || use == tree.gpu_use().end()) continue;
-    (void)remember_suspended(member.process, {use->second, {}});
+    SuspendedMemory memory{use->second, {}};
+    if (tree.cuda_count() > 1) memory.with = tree.members().front().process.info().id();
+    (void)remember_suspended(member.process, memory);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/process_tree.h"
+#include "proc/process_id.h"
 
 namespace stasis {
 
@@ -21,6 +22,9 @@ struct SuspendedMemory {
   // The image that has the content of the memory that the direct path has moved; empty: the process
   // has it.
   std::string image = {};
+  // The first process of the tree that it was suspended with, if that had others with CUDA; pid 0
+  // otherwise, and in records of earlier versions.
+  ProcessId with = {};
   std::int64_t since = 0;  // seconds since 1970; set when it is remembered, 0 if unknown
 };
 

@@ -42,6 +42,31 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Proces
   return pairs;
 }
 
+// Before the driver is asked: what a process shares comes back with those that it shares it with,
+// and a process that misses some of it can neither go on nor be suspended again.
+Result<void> refuse_some_of_sharers(const ProcessTree& tree) {
+  const auto has = [&](Pid pid) {
+    return std::any_of(tree.members().begin(), tree.members().end(),
+                       [&](const TreeMember& one) { return one.process.pid() == pid; });
+  };
+  for (const TreeMember& member : tree.members()) {
+    if (member.initial != CudaState::kCheckpointed) continue;
+    const auto memory = recall_suspended(member.process);
+    if (!memory || memory->with.pid.value == 0 || has(memory->with.pid)) continue;
+    const auto with = proc::ProcFs().process(memory->with.pid);
+    if (!with || with->id() != memory->with || with->has_ended()) continue;
+    const auto agent = direct::probe_agent(member.process.pid());
+    if (!agent || !*agent || !((*agent)->shares || (*agent)->detached)) continue;
+    return fail(refusal(
+        {"shared-gpu-memory", Severity::kRed, member.process.pid(),
+         fmt::format("process {} shares GPU memory with others that were suspended with it, which "
+                     "come back together",
+                     member.process.pid().value),
+         fmt::format("bring all of them back: `stasis resume {}`", with->pid.value)}));
+  }
+  return {};
+}
+
 // The content that the user says is there.
 Result<std::shared_ptr<ImageContent>> open_named(const std::string& images_dir) {
   auto content = ImageContent::open(images_dir);
@@ -149,6 +174,7 @@ class ResumeRun {
 
   // Where the GPU memory's content is, and on which GPUs it is to be.
   Result<void> get_ready(const Result<void>& named) {
+    STASIS_TRY(refuse_some_of_sharers(tree()));
     STASIS_TRY(opened_->direct.come_back(env_));
     STASIS_TRY_ASSIGN(pairs_, check_and_plan(env_, tree(), options_));
     STASIS_TRY(named);

@@ -39,6 +39,21 @@ start_ranks() {
   target_verifies
 }
 
+@test "one of ranks that were suspended together does not come back alone" {
+  start_ranks 2
+  done_by suspend "$TARGET"
+  refused 8 not-supported resume "${CHILDREN[0]}"
+  assert_contains "$err" "shares GPU memory with others that were suspended with it" "\`stasis resume $TARGET\`"
+  in_state checkpointed "${CHILDREN[@]}"
+  done_by resume "$TARGET"
+  target_goes_on
+  nothing_left
+  # As it was before.
+  done_by suspend "$TARGET"
+  done_by resume "$TARGET"
+  target_verifies
+}
+
 # The driver counts what they share for each of them.
 @test "ranks that fill their GPU with what they share come back to it" {
   local SIZE=64M STASIS_SIM_GPUS=700M
