@@ -106,6 +106,28 @@ start_ranks() {
   target_verifies
 }
 
+@test "recover does not bring ranks back beside ranks of another job, either" {
+  local first
+  start_ranks 2
+  first=$TARGET
+  start_ranks 2
+  done_by suspend "$first"
+  done_by resume "$first"
+  done_by suspend "$first"
+  status=0
+  STASIS_FAULT=checkpoint.after:kill stasis suspend "$TARGET" >/dev/null 2>&1 3>&- || status=$?
+  assert_equal "$status" 137
+  done_by resume "$first"
+  refused 7 busy recover "$TARGET"
+  assert_contains "$err" "ranks of another job" "suspend that job first, then \`stasis recover $TARGET\`"
+  in_state checkpointed "${CHILDREN[@]}"
+  done_by suspend "$first"
+  done_by recover "$TARGET"
+  in_state running "${CHILDREN[@]}"
+  target_goes_on
+  target_verifies
+}
+
 @test "eight ranks that write into each other's memory, too" {
   start_ranks 8
   done_by suspend "$TARGET"
