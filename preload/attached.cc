@@ -305,16 +305,8 @@ void note_work() {
   note_context();
 }
 
-void note_graph(void* executable) {
-  const TablesLock lock;
-  tables().graphs.insert(executable);
-}
-
-void note_launch(void* executable) {
-  const TablesLock lock;
-  if (!tables().graphs.contains(executable))
-    __atomic_fetch_add(&attach_state().launches, 1, __ATOMIC_RELAXED);
-}
+// Whatever was made until memory is adopted may name the driver's, launched then or later.
+void note_graph() { __atomic_store_n(&attach_state().graphs, 1, __ATOMIC_RELAXED); }
 
 struct ReserveEnds {
   ReserveEnds() = default;
@@ -323,19 +315,15 @@ struct ReserveEnds {
   ~ReserveEnds() { give_reserve_back(); }
 };
 
-constexpr CallWatch kWatch{&note_work, &note_graph, &note_launch};
+constexpr CallWatch kWatch{&note_work, &note_graph};
 // Later nothing is asked of graphs any more.
-constexpr CallWatch kLaterWatch{&note_context, [](void*) {}, [](void*) {}};
+constexpr CallWatch kLaterWatch{&note_context, [] {}};
 
 }  // namespace
 
 bool is_simulated() { return g_library && real_dlsym()(g_library, "stasis_sim_driver_version"); }
 
-void watch_contexts_alone() {
-  watch_calls(&kLaterWatch);
-  const TablesLock lock;
-  tables().graphs.clear();
-}
+void watch_contexts_alone() { watch_calls(&kLaterWatch); }
 
 }  // namespace stasis::preload
 

@@ -445,7 +445,6 @@ void forget_tables() {
   all.pitches.clear();
   all.to_free.clear();
   all.capturing.clear();
-  all.graphs.clear();
   all.captures.store(0);
   segments().clear();
 }

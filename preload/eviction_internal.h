@@ -285,8 +285,6 @@ struct Tables {
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
   std::atomic<int> captures{0};  // how many they are, to be read without the lock
-  // What the program has instantiated since the hooks of an agent that came later are in.
-  std::set<void*> graphs;
   // In a forked child: the thread that has the mutex forgets all before it lets go.
   bool to_be_forgotten = false;
 };

@@ -647,4 +647,7 @@ SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
 }
 SteeredMapping::~SteeredMapping() { g_fake.steered = 0; }
 
+// No agent that comes later, no watch (intercept.cc).
+void tell_watch_of_graph() {}
+
 }  // namespace stasis::preload

@@ -229,6 +229,7 @@ namespace {
 template <class Begin>
 CUresult begin_capture(CUstream stream, bool per_thread, Begin begin) {
   const Gate::Pass pass;
+  tell_watch_of_graph();
   const auto key = capture_key(stream, per_thread);
   // Before the capture begins: what the driver says of the stream in a capture was not tried.
   CUcontext context = context_of(stream);
@@ -255,6 +256,8 @@ void end_capture(CUstream stream, bool per_thread) {
 CUresult ended(CUresult result, CUstream stream, bool per_thread = false) {
   // A capture that has failed has ended too; one that another thread must end has not.
   if (result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) end_capture(stream, per_thread);
+  // It may have begun before the agent came.
+  tell_watch_of_graph();
   return result;
 }
 

@@ -48,13 +48,9 @@ void load_driver_for_linked_program();
 
 std::atomic<const CallWatch*> g_watch{nullptr};
 
-constexpr bool makes_graph(int row) {
-  return row == k_cuGraphInstantiate || row == k_cuGraphInstantiate_v2 ||
-         row == k_cuGraphInstantiateWithFlags || row == k_cuGraphInstantiateWithParams ||
-         row == k_cuGraphInstantiateWithParams_ptsz;
-}
-constexpr bool launches_graph(int row) {
-  return row == k_cuGraphLaunch || row == k_cuGraphLaunch_ptsz;
+// They lie together in the list.
+constexpr bool is_of_graphs(int row) {
+  return row >= k_cuGraphLaunch && row <= k_cuGraphExecNodeSetParams;
 }
 
 // The rare case of a gated call: in a program that the agent was brought to.
@@ -62,16 +58,8 @@ template <int row, class... Arguments>
 [[gnu::noinline]] CUresult call_watched(const CallWatch& watch, void* real,
                                         Arguments... arguments) {
   watch.work();
-  [[maybe_unused]] const auto handle = [](auto first, auto...) {
-    if constexpr (std::is_pointer_v<decltype(first)>) return static_cast<void*>(first);
-  };
-  if constexpr (launches_graph(row)) watch.graph_launched(handle(arguments...));
-  const auto result = reinterpret_cast<CUresult (*)(Arguments...)>(real)(arguments...);
-  if constexpr (makes_graph(row)) {
-    auto** executable = static_cast<void**>(handle(arguments...));
-    if (result == cuda::CUDA_SUCCESS && executable) watch.graph_made(*executable);
-  }
-  return result;
+  if constexpr (is_of_graphs(row)) watch.graph();
+  return reinterpret_cast<CUresult (*)(Arguments...)>(real)(arguments...);
 }
 
 // A gated call, of any arguments.
@@ -254,6 +242,10 @@ void know_driver_behind_hooks(void* library, void* (*real_of)(void* entry)) {
 }
 
 void watch_calls(const CallWatch* watch) { g_watch.store(watch, std::memory_order_release); }
+
+void tell_watch_of_graph() {
+  if (const auto* watch = g_watch.load(std::memory_order_acquire)) watch->graph();
+}
 
 void* in_place_of(void* real) {
   const auto* loaded = g_loaded.load(std::memory_order_acquire);

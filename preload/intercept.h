@@ -35,13 +35,15 @@ struct HookRow {
 };
 std::span<const HookRow> hook_rows();
 void know_driver_behind_hooks(void* library, void* (*real_of)(void* entry));
-// From now on these are told of calls that do work, before and after; null: of none.
+// From now on these are told of calls that do work, and of those that make, change or launch CUDA
+// graphs, before the driver is; null: of none.
 struct CallWatch {
   void (*work)();
-  void (*graph_made)(void* executable);
-  void (*graph_launched)(void* executable);
+  void (*graph)();
 };
 void watch_calls(const CallWatch* watch);
+// As a call of graphs does.
+void tell_watch_of_graph();
 
 // What the program calls instead of `real`, any function of the driver's: `real` itself if the
 // agent does not hook it.

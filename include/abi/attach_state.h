@@ -66,8 +66,8 @@ struct AttachState {
   std::uint32_t patch_count;
 
   // Since the hooks are in, and until memory is adopted.
-  std::uint32_t calls;     // 1: a call that does work was made
-  std::uint32_t launches;  // of graphs that were instantiated before
+  std::uint32_t calls;   // 1: a call that does work was made
+  std::uint32_t graphs;  // 1: a graph was captured, made, changed or launched
   std::uint32_t unused;
 
   // Of the last adoption.

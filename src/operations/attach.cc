@@ -46,8 +46,9 @@ constexpr std::array<const char*, attach::kLeftKinds> kLeftNames{
 
 const char* const kLeaveIt = "leave its memory to the driver, or start it with `stasis run`";
 const char* const kGraphsRemedy =
-    "a graph that was instantiated before, with a copy from or to the host in it, would end with "
-    "error 719 at its next launch; if the program has none such: --graphs-are-safe";
+    "a graph that was made before its memory is the agent's, with a copy from or to the host in "
+    "it, "
+    "would end with error 719 at its next launch; if the program has none such: --graphs-are-safe";
 
 // What network cards were told of a program's GPU memory, they find at its addresses no more.
 Result<void> refuse_rdma(const Process& process) {
@@ -231,7 +232,7 @@ class Attaching {
     return {};
   }
 
-  // A graph that was instantiated before holds the memory that its copies from and to the host
+  // A graph that is made before the exchange holds the memory that its copies from and to the host
   // name, and no call of the driver tells of such a graph. So what the program does is watched for
   // a while, and what cannot be judged by that wants the user's word.
   Result<void> watch() {
@@ -251,17 +252,16 @@ class Attaching {
     return fault(FaultPoint::kAttachWatched);
   }
 
-  static Result<void> refuse_launches(const Process& process, const AttachState& state) {
-    if (state.launches == 0) return {};
+  static Result<void> refuse_graphs(const Process& process, const AttachState& state) {
+    if (state.graphs == 0) return {};
     return fail(refusal({"attach-graphs", Severity::kRed, process.pid(),
-                         fmt::format("process {} ({}) launches CUDA graphs that it instantiated "
-                                     "before",
+                         fmt::format("process {} ({}) makes or launches CUDA graphs",
                                      process.pid().value, process.info().comm),
                          kGraphsRemedy}));
   }
 
   Result<void> judge(const Process& process, const AttachState& state) {
-    STASIS_TRY(refuse_launches(process, state));
+    STASIS_TRY(refuse_graphs(process, state));
     const std::string who =
         fmt::format("process {} ({})", process.pid().value, process.info().comm);
     const double seconds = std::chrono::duration<double>(options_.way.watch).count();
@@ -274,9 +274,8 @@ class Attaching {
            fmt::format("watch it longer (--watch-graphs 60s) while it works; {}", kGraphsRemedy)}));
     }
     env_.tell(fmt::format(
-        "{} was watched for {} s and launched no CUDA graph that it had instantiated before; if it "
-        "has one all the same, with a copy from or to the host in it, that graph's next launch "
-        "ends with error 719",
+        "{} was watched for {} s and neither made nor launched a CUDA graph; if it has one all the "
+        "same, with a copy from or to the host in it, that graph's next launch ends with error 719",
         who, seconds));
     return {};
   }
@@ -305,18 +304,18 @@ class Attaching {
   }
 
   // Of the time since watch(), too: with the gates closed no more come.
-  Result<void> refuse_late_launches() {
+  Result<void> refuse_late_graphs() {
     if (options_.way.graphs_are_safe) return {};
     for (const AgentClient& agent : agents_) {
       STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(agent.pid()));
       const Process* process = process_of(agent.pid());
-      if (state && process) STASIS_TRY(refuse_launches(*process, *state));
+      if (state && process) STASIS_TRY(refuse_graphs(*process, *state));
     }
     return {};
   }
 
   Result<void> adopt() {
-    STASIS_TRY(refuse_late_launches());
+    STASIS_TRY(refuse_late_graphs());
     phases_.begin("find");
     for (AgentClient& agent : agents_)
       agent.begin(AgentCommand::kAdopt, direct::kLook);

@@ -10,6 +10,7 @@
 #include "base/listing.h"
 #include "base/printable.h"
 #include "checkpoint/driver_obstacles.h"
+#include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
 #include "direct/mover_server.h"
 
@@ -106,6 +107,39 @@ Result<void> refuse_beside_ranks(const Environment& env, const std::vector<proc:
                   "switched away from those of either job, and both would be lost (Xid 109)",
                   named(ranks)),
       "suspend that job first, or let this one come back to other GPUs (--device-map)");
+}
+
+Result<void> refuse_recovery_beside_ranks(const Environment& env, const JournalRecord& record) {
+  std::vector<proc::ProcessInfo> ours;
+  std::set<GpuUuid> gpus;
+  bool any = false;
+  bool all_known = true;
+  for (const JournalTarget& target : record.targets) {
+    const auto process = Process::open(env.driver, target.pid);
+    if (!process || !may_be_same(target, process->id())) continue;
+    ours.push_back(process->info());
+    const auto state = process->cuda_state();
+    if (target.initial != CudaState::kRunning || !state || *state != CudaState::kCheckpointed)
+      continue;
+    any = true;
+    const auto memory = recall_suspended(*process);
+    if (!memory || memory->uses.empty()) all_known = false;
+    for (const GpuUse& use : memory ? memory->uses : std::vector<GpuUse>())
+      gpus.insert(use.gpu);
+  }
+  if (!any) return {};
+  // Where a suspend was cut short before it has written down what they had, it may be any GPU.
+  if (const auto all = env.driver.gpus(); all && !all_known) {
+    for (const Gpu& gpu : *all)
+      gpus.insert(gpu.uuid);
+  }
+  auto alone = refuse_beside_ranks(env, ours, gpus);
+  if (!alone) {
+    alone.error().remedy =
+        fmt::format("suspend that job first, then `stasis recover {}`: until then it stands still",
+                    record.root.value);
+  }
+  return alone;
 }
 
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/journal.h"
 #include "direct/environment.h"
 #include "driver/gpu_plan.h"
 #include "proc/procfs.h"
@@ -29,6 +30,10 @@ void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::
 // some cycles).
 Result<void> refuse_beside_ranks(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                  std::set<GpuUuid> gpus);
+
+// The same of what an operation that was cut short has left, which stays as it is then, and its
+// record with it.
+Result<void> refuse_recovery_beside_ranks(const Environment& env, const JournalRecord& record);
 
 // Where these come back.
 std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs);

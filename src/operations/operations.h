@@ -69,7 +69,7 @@ struct Report {
 // How the agent comes to programs that run without it (docs/adr/0053-attach.md).
 struct AttachWay {
   std::shared_ptr<const UniqueFd> library;  // the agent's file, open
-  // How long the programs are watched for graphs that were instantiated before.
+  // How long the programs are watched for CUDA graphs.
   std::chrono::milliseconds watch{500};
   // The user says that none of them has a copy from or to the host in it: they are not watched.
   bool graphs_are_safe = false;

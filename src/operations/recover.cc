@@ -21,7 +21,6 @@
 #include "operations/part_links.h"
 #include "operations/restore_log.h"
 #include "operations/rollback.h"
-#include "proc/parking.h"
 
 namespace stasis {
 
@@ -81,8 +80,7 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
   auto done = finish_stillness(env, *process);
   if (done && *state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
     done = restore_state(driver, *process);
-    // Another was quicker, such as a call that a killed tool has left: bring_to() sees to the
-    // rest.
+    // Another was quicker, such as a call that a killed tool has left: bring_to() does the rest.
     if (!done && done.error().code == ErrorCode::kWrongState) done = {};
   }
   if (done) done = process->bring_to(target.initial, std::chrono::seconds(30));
@@ -185,41 +183,6 @@ Result<bool> finish_ending(const JournalRecord& record) {
   return true;
 }
 
-// kBusy where the driver would have to bring ranks back beside those of another job: what is left
-// stands still as it is, and its record stays.
-Result<void> refuse_where_ranks_run(const Environment& env, const JournalRecord& record) {
-  std::vector<proc::ProcessInfo> ours;
-  std::set<GpuUuid> gpus;
-  bool any = false;
-  bool all_known = true;
-  for (const JournalTarget& target : record.targets) {
-    const auto process = Process::open(env.driver, target.pid);
-    if (!process || !may_be_same(target, process->id())) continue;
-    ours.push_back(process->info());
-    const auto state = process->cuda_state();
-    if (target.initial != CudaState::kRunning || !state || *state != CudaState::kCheckpointed)
-      continue;
-    any = true;
-    const auto memory = recall_suspended(*process);
-    if (!memory || memory->uses.empty()) all_known = false;
-    for (const GpuUse& use : memory ? memory->uses : std::vector<GpuUse>())
-      gpus.insert(use.gpu);
-  }
-  if (!any) return {};
-  // Where a suspend was cut short before it has written down what they had, it may be any GPU.
-  if (const auto all = env.driver.gpus(); all && !all_known) {
-    for (const Gpu& gpu : *all)
-      gpus.insert(gpu.uuid);
-  }
-  auto alone = refuse_beside_ranks(env, ours, gpus);
-  if (!alone) {
-    alone.error().remedy =
-        fmt::format("suspend that job first, then `stasis recover {}`: until then it stands still",
-                    record.root.value);
-  }
-  return alone;
-}
-
 // Brings the targets of a record back, and fills in the report.
 Result<void> recover_targets(const Environment& env, const JournalRecord& record,
                              RecoverReport& report) {
@@ -301,7 +264,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   STASIS_TRY(fault(FaultPoint::kRecoverSettled));
   unlock_connections(record);
   auto others = let_others_go(record);
-  STASIS_TRY(refuse_where_ranks_run(env, record));
+  STASIS_TRY(refuse_recovery_beside_ranks(env, record));
   STASIS_TRY(recover_targets(env, record, report));
   if (!others) return others;
   return clear_image(env, record, report);

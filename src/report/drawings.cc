@@ -74,7 +74,7 @@ std::string phase_meaning(std::string_view name) {
       {"finish", "the image gets its name"},
       {"close", "GPU work in flight is waited for, and new work held back, by the agent"},
       {"hook", "the agent is brought into a process that runs without it"},
-      {"watch", "it is watched for CUDA graphs that were instantiated before"},
+      {"watch", "it is watched for CUDA graphs"},
       {"find", "its GPU memory is found"},
       {"exchange", "its GPU memory becomes the agent’s, at the same addresses"},
       {"copy out",

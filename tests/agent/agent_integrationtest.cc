@@ -74,6 +74,7 @@ const DriverCalls& driver() {
   return calls;
 }
 void* in_place_of(void* real) { return real; }
+void tell_watch_of_graph() {}
 // mmap() is the C library's here.
 SteeredMapping::SteeredMapping(std::uintptr_t address, std::size_t bytes)
     : address_(address), bytes_(bytes) {}

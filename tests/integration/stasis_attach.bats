@@ -329,7 +329,7 @@ brings_it() {
     # CRIU is found before.
     [[ $verb != dump || $EUID == 0 ]] || continue
     refused 8 not-supported "$verb" "${arguments[@]}" --attach --watch-graphs 4s
-    assert_contains "$err" "launches CUDA graphs that it instantiated before"
+    assert_contains "$err" "makes or launches CUDA graphs"
     assert_contains "$err" "without --attach the driver moves its GPU memory"
     in_state running "$TARGET"
     in_state checkpointed "$second"
@@ -537,7 +537,7 @@ attach_under_load() {
 @test "a program that launches graphs of before is refused, and consent is right where they have no copy from the host" {
   start_target graph --size 96M
   refused 8 not-supported attach "$TARGET" --watch-graphs 4s
-  assert_contains "$err" "launches CUDA graphs that it instantiated before"
+  assert_contains "$err" "makes or launches CUDA graphs"
   assert_contains "$err" "(every program runs on; the agent's library stays in process $TARGET, and does nothing)"
   assert_contains "$err" "--graphs-are-safe"
   target_goes_on
@@ -567,9 +567,35 @@ attach_under_load() {
   wait_until 60 target_is_past "$round"
   kill -CONT "$tool"
   wait "$tool" && return 1
-  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "launches CUDA graphs that it instantiated before"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "makes or launches CUDA graphs"
   target_goes_on
   assert_equal "$(path_in_ps)" driver
+}
+
+# Its copies have the memory of before in them, too, whenever it is launched.
+@test "a graph that is made after the hooks are in and before the exchange is not taken for safe" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local what
+  start_script late_graph.py "$BATS_TEST_TMPDIR"
+  touch "$BATS_TEST_TMPDIR/begin"
+  wait_until 20 test ! -e "$BATS_TEST_TMPDIR/begin"
+  # The hooks are in when the watch begins; the graph comes when it is over.
+  STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  what=$!
+  at_end_kill "$what"
+  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$what/status"
+  touch "$BATS_TEST_TMPDIR/make"
+  wait_until 20 test ! -e "$BATS_TEST_TMPDIR/make"
+  kill -CONT "$what"
+  status=0
+  wait "$what" || status=$?
+  assert_equal "$status" 8 "$(<"$BATS_TEST_TMPDIR/said")"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "makes or launches CUDA graphs"
+  # Nor later: it may be launched at any time.
+  refused 8 not-supported attach "$TARGET"
+  script_goes_on
+  done_by attach "$TARGET" --graphs-are-safe
+  script_goes_on
 }
 
 # bats test_tags=long
@@ -584,7 +610,7 @@ attach_under_load() {
 @test "a program that works and launches no graph is told of, and one that does nothing is not judged" {
   start_target memory --size 64M
   done_by attach "$TARGET" --json
-  assert_contains "$(json 'd["notes"]')" "launched no CUDA graph that it had instantiated before"
+  assert_contains "$(json 'd["notes"]')" "neither made nor launched a CUDA graph"
   (($(converted) > 0))
   target_verifies
   start_target sleep --size 8M --pause-ms 3000

@@ -4,6 +4,7 @@
 
 load helpers
 load stasis_lib
+load stasis_sharing_lib
 
 setup() {
   setup_stasis
@@ -11,17 +12,6 @@ setup() {
   export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M # what the driver has moved cannot be given out any more
 }
 teardown() { end_stasis; }
-
-# start_ranks COUNT [ARGUMENT...]: under the agent, with what NCCL has open unless $LIKE is empty. Sets TARGET to their parent and CHILDREN to them.
-start_ranks() {
-  local count=$1
-  shift
-  LD_PRELOAD=$agent start_target collective --children "$count" --size ${SIZE:-256K} --pause-ms 2 --sharing ${LIKE---like-nccl} "$@"
-  mapfile -t CHILDREN < <(children_of "$TARGET")
-  assert_equal "${#CHILDREN[@]}" "$count" "ranks"
-  at_end_kill "${CHILDREN[@]}"
-  target_goes_on
-}
 
 @test "ranks that write into each other's memory are suspended and resumed again and again" {
   local i SIZE=4M
@@ -36,95 +26,6 @@ start_ranks() {
     done_by resume "$TARGET"
     target_goes_on
   done
-  target_verifies
-}
-
-@test "one of ranks that were suspended together does not come back alone" {
-  start_ranks 2
-  done_by suspend "$TARGET"
-  refused 8 not-supported resume "${CHILDREN[0]}"
-  assert_contains "$err" "shares GPU memory with others that were suspended with it" "\`stasis resume $TARGET\`"
-  in_state checkpointed "${CHILDREN[@]}"
-  done_by resume "$TARGET"
-  target_goes_on
-  nothing_left
-  # As it was before.
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  target_verifies
-}
-
-# The driver counts what they share for each of them.
-@test "ranks that fill their GPU with what they share come back to it" {
-  local SIZE=64M STASIS_SIM_GPUS=700M
-  export STASIS_SIM_GPUS
-  start_ranks 2
-  done_by suspend "$TARGET" --json
-  (($(json 'sum(p["gpu_bytes"] or 0 for p in d["processes"])') <= 700 << 20)) || { echo "$out"; return 1; }
-  done_by resume "$TARGET"
-  target_goes_on
-  if ((EUID == 0)); then # CRIU
-    dump_it
-    restore_it
-    restored_verifies 3
-  else
-    target_verifies
-  fi
-}
-
-# Their kernels would wait for each other on GPUs that cannot be switched between them.
-@test "ranks do not come back beside ranks of another job that were suspended before, too" {
-  local first
-  start_ranks 2
-  first=$TARGET
-  start_ranks 2
-  done_by suspend "$TARGET"
-  done_by resume "$TARGET"
-  done_by suspend "$first"
-  refused 7 busy resume "$first"
-  assert_contains "$err" "ranks of another job that was suspended or restored before: process"
-  [[ $err == *"${CHILDREN[0]} ("* ]]
-  target_goes_on
-  if ((EUID == 0)); then # CRIU
-    done_by suspend "$TARGET"
-    done_by resume "$first"
-    done_by dump "$first" --images-dir "$image"
-    wait "$first" || true
-    done_by resume "$TARGET"
-    refused_by 7 busy stasis restore --images-dir "$image" --detach
-    [[ ! -e /proc/$first ]]
-    done_by suspend "$TARGET"
-    done_by restore --images-dir "$image" --detach
-    at_end_kill "$first"
-  else
-    done_by suspend "$TARGET"
-    done_by resume "$first"
-  fi
-  # In the other order it is the same.
-  refused 7 busy resume "$TARGET"
-  done_by swap "$first" "$TARGET"
-  target_verifies
-}
-
-@test "recover does not bring ranks back beside ranks of another job, either" {
-  local first
-  start_ranks 2
-  first=$TARGET
-  start_ranks 2
-  done_by suspend "$first"
-  done_by resume "$first"
-  done_by suspend "$first"
-  status=0
-  STASIS_FAULT=checkpoint.after:kill stasis suspend "$TARGET" >/dev/null 2>&1 3>&- || status=$?
-  assert_equal "$status" 137
-  done_by resume "$first"
-  refused 7 busy recover "$TARGET"
-  assert_contains "$err" "ranks of another job" "suspend that job first, then \`stasis recover $TARGET\`"
-  in_state checkpointed "${CHILDREN[@]}"
-  done_by suspend "$first"
-  done_by recover "$TARGET"
-  in_state running "${CHILDREN[@]}"
-  target_goes_on
   target_verifies
 }
 
