@@ -128,14 +128,15 @@ class ProcessTree {
   void dismiss() { armed_ = false; }
   void arm() { armed_ = true; }
 
+  // What all members use now, as NVML says it. Where it counts what they share for each of them,
+  // their sum is more than a GPU has in use, and each counts for its part of that. The driver's
+  // errors.
+  Result<std::map<Pid, std::vector<GpuUse>>> members_use() const;
   // What is used where, by process, as far as NVML knows; taken before the checkpoint.
   const std::map<Pid, std::vector<GpuUse>>& gpu_use() const { return gpu_use_; }
   std::uint64_t gpu_bytes() const;
 
  private:
-  // Of all members, as NVML says it. Where it counts what they share for each of them, their sum is
-  // more than a GPU has in use, and each counts for its part of that.
-  Result<std::map<Pid, std::vector<GpuUse>>> members_use() const;
   // The most that was seen counts: by the direct path a process has little left at its checkpoint.
   void note_use(Pid pid, const std::vector<GpuUse>& use);
   ProcessTree(Driver& driver, proc::ProcFs procfs) : driver_(&driver), procfs_(std::move(procfs)) {}

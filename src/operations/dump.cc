@@ -238,8 +238,8 @@ class DumpRun {
         ImageWriter::create(options_.images_dir, options_.overwrite, options_.images_folder);
     if (!created) return fail(no_directory(std::move(created.error())));
     writer_.emplace(std::move(*created));
-    STASIS_TRY_ASSIGN(needs_, check_disk_space(env_, tree(), writer_->criu_dir(),
-                                               writer_->final_path(), base_.get(), into_image()));
+    STASIS_TRY_ASSIGN(needs_, check_disk_space(tree(), writer_->criu_dir(), writer_->final_path(),
+                                               base_.get(), into_image()));
     criu_options_ = options_.criu;
     if (!criu_options_.shell_job && proc::is_shell_job(tree().infos())) {
       criu_options_.shell_job = true;

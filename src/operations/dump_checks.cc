@@ -45,16 +45,16 @@ bool keeps_what_it_has_taken(const UniqueFd& dir) {
 
 }  // namespace
 
-Result<ImageNeeds> check_disk_space(const Environment& env, const ProcessTree& tree,
-                                    const UniqueFd& dir, const std::string& path,
-                                    const ContentBase* base, bool zeros_are_left_out) {
+Result<ImageNeeds> check_disk_space(const ProcessTree& tree, const UniqueFd& dir,
+                                    const std::string& path, const ContentBase* base,
+                                    bool zeros_are_left_out) {
   const proc::ProcFs procfs;
   std::uint64_t on_host = 0;
   for (const TreeMember& member : tree.members()) {
     if (auto bytes = procfs.anonymous_bytes(member.process.pid())) on_host += *bytes;
   }
   std::uint64_t on_gpus = 0;
-  if (auto use = env.driver.memory_by_process()) {
+  if (auto use = tree.members_use()) {
     for (const TreeMember& member : tree.members()) {
       if (member.initial != CudaState::kRunning && member.initial != CudaState::kLocked) continue;
       const auto it = use->find(member.process.pid());

@@ -24,9 +24,9 @@ struct ImageNeeds {
 // Refuses a dump that cannot fit. Counts private memory only: shared files may stay outside.
 // `base` counts as if nothing had changed since: if it has, the dump fails in time all the same.
 // `zeros_are_left_out`: GPU memory that does not fit is no reason to refuse it yet.
-Result<ImageNeeds> check_disk_space(const Environment& env, const ProcessTree& tree,
-                                    const UniqueFd& dir, const std::string& path,
-                                    const ContentBase* base, bool zeros_are_left_out);
+Result<ImageNeeds> check_disk_space(const ProcessTree& tree, const UniqueFd& dir,
+                                    const std::string& path, const ContentBase* base,
+                                    bool zeros_are_left_out);
 
 // CRIU says so too, but only when the GPU's memory has been moved; or never, of what it loses. A
 // user who insists is told what it is.

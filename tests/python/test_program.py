@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 import unittest.mock
 
@@ -165,7 +166,8 @@ class Program(harness.Case):
         # The command, which begins, has nothing of that.
         with subprocess.Popen(["sleep", "60"]) as plain:
             job = stasis.run(["sleep", "60"], name="taken", **quiet)
-            self.assertEqual(len(os.listdir(f"/proc/{job.process.pid}/fd")), len(os.listdir(f"/proc/{plain.pid}/fd")))
+            # While a program is loaded, the loader has a file open.
+            harness.wait_until(lambda: len({len(os.listdir(f"/proc/{pid}/fd")) for pid in (job.process.pid, plain.pid)}) == 1)
             plain.kill()
         with self.assertRaises(stasis.Error) as caught:
             stasis.run(["true"], name="taken", **quiet)
