@@ -237,7 +237,6 @@ function(stasis_bats file)
   file(STRINGS ${file} cases REGEX "^@test ")
   list(LENGTH cases count)
   set_tests_properties(${stem}.bats PROPERTIES COST ${count})
-  # Of the places that tools/test gives; one that waits most of its time takes 1 (tests/CMakeLists.txt).
-  set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 1200 PROCESSORS 2 ENVIRONMENT
+  set_tests_properties(${stem}.bats PROPERTIES LABELS integration TIMEOUT 1200 ENVIRONMENT
                                                "STASIS_BUILD=${CMAKE_BINARY_DIR}")
 endfunction()
