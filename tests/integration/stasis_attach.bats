@@ -575,20 +575,20 @@ attach_under_load() {
 # Its copies have the memory of before in them, too, whenever it is launched.
 @test "a graph that is made after the hooks are in and before the exchange is not taken for safe" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
-  local what
+  local tool
   start_script late_graph.py "$BATS_TEST_TMPDIR"
   touch "$BATS_TEST_TMPDIR/begin"
   wait_until 20 test ! -e "$BATS_TEST_TMPDIR/begin"
   # The hooks are in when the watch begins; the graph comes when it is over.
   STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
-  what=$!
-  at_end_kill "$what"
-  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$what/status"
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
   touch "$BATS_TEST_TMPDIR/make"
   wait_until 20 test ! -e "$BATS_TEST_TMPDIR/make"
-  kill -CONT "$what"
+  kill -CONT "$tool"
   status=0
-  wait "$what" || status=$?
+  wait "$tool" || status=$?
   assert_equal "$status" 8 "$(<"$BATS_TEST_TMPDIR/said")"
   assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "makes or launches CUDA graphs"
   # Nor later: it may be launched at any time.

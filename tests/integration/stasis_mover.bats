@@ -22,6 +22,9 @@ start, prepare, close = (one(what) for what in (("mover", "start"), ("mover", "p
 assert prepare["dur"] >= 3e5, "the context was not made there"
 assert start["ts"] + start["dur"] <= close["ts"], "the driver was not started before the gate closed"
 late = prepare["ts"] >= close["ts"]
+# Beside a context that is being made the driver takes several times as long for it.
+give = one(("agent", "give its device memory back"))
+assert not late or give["ts"] + give["dur"] <= prepare["ts"], "a context was made while memory was given up"
 assert late == (sys.argv[1] == "late"), f"the context came {'late' if late else 'early'}"
 END
 }

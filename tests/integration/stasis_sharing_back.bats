@@ -5,11 +5,7 @@ load helpers
 load stasis_lib
 load stasis_sharing_lib
 
-setup() {
-  setup_stasis
-  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
-  export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M # what the driver has moved cannot be given out any more
-}
+setup() { setup_sharing; }
 teardown() { end_stasis; }
 
 @test "one of ranks that were suspended together does not come back alone" {

@@ -1,4 +1,12 @@
-# Ranks that write into each other's memory (stasis_sharing.bats, stasis_sharing_back.bats).
+# Programs that share GPU memory. A file of tests loads helpers, stasis_lib and this, and has
+#   setup() { setup_sharing; }
+#   teardown() { end_stasis; }
+
+setup_sharing() {
+  setup_stasis
+  agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
+  export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M # what the driver has moved cannot be given out any more
+}
 
 # start_ranks COUNT [ARGUMENT...]: under the agent, with what NCCL has open unless $LIKE is empty. Sets TARGET to their parent and CHILDREN to them.
 start_ranks() {
