@@ -47,6 +47,7 @@ Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<
       ended += fmt::format("{}{} ({})", ended.empty() ? "" : ", ", member.process.pid().value,
                            member.process.info().comm);
     }
+    if (why.code == ErrorCode::kNoSuchProcess && !ended.empty()) why.code = ErrorCode::kProcessGone;
     // One that has become another program by exec lives, and is not as it was.
     const bool gone = why.code == ErrorCode::kProcessGone;
     std::string rest =

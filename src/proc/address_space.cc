@@ -85,14 +85,21 @@ Result<AddressSpace> AddressSpace::open(Pid pid) {
 
 Result<AddressSpace> AddressSpace::open_now(Pid pid) {
   auto memory = open_memory(pid);
-  // The kernel says "not permitted" of one that has ended, too.
-  if (!memory && has_ended(pid)) return fail(no_longer_there(pid));
-  if (!memory) return fail(std::move(memory.error()));
+  if (!memory) {
+    // One whose threads are ending has no memory any more, before its state says so. The kernel
+    // says "not permitted" of one that has ended, too.
+    const bool gone = memory.error().code == ErrorCode::kNoSuchProcess || has_ended(pid);
+    return fail(gone ? no_longer_there(pid) : std::move(memory.error()));
+  }
   // Nothing lies there; the answer waits for the lock of the process's mappings as any other does.
   char byte = 0;
   (void)::pread(memory->get(), &byte, sizeof byte, 0);
-  STASIS_TRY_ASSIGN(auto birth, birth_of(pid, *memory));
-  AddressSpace space(pid, std::move(*memory), std::move(birth));
+  auto birth = birth_of(pid, *memory);
+  if (!birth) {
+    const bool gone = birth.error().code == ErrorCode::kNoSuchProcess || has_ended(pid);
+    return fail(gone ? no_longer_there(pid) : std::move(birth.error()));
+  }
+  AddressSpace space(pid, std::move(*memory), std::move(*birth));
   // An execve between the two would have bound this to what is no more, and compare it with what
   // is.
   if (!is_of(pid, space.birth_)) return fail(no_longer_there(pid));

@@ -148,6 +148,30 @@ TEST_F(AddressSpaceTest, OfAProcessThatHasEndedIsGone) {
   EXPECT_FALSE(AddressSpace::open(child.pid()));
 }
 
+// While the kernel frees its memory it has none, and is no zombie yet.
+TEST_F(AddressSpaceTest, OfAProcessThatIsEndingIsGone) {
+  const Child child([this] {
+    constexpr std::size_t kSize = 256 << 20;
+    void* memory = ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    go_->store(memory == MAP_FAILED ? 2 : 1);
+    for (;;)
+      ::pause();
+  });
+  ASSERT_TRUE(wait_for([this] { return go_->load() != 0; }));
+  ASSERT_EQ(go_->load(), 1) << "no memory";
+  ASSERT_EQ(::kill(child.pid().value, SIGKILL), 0);
+  bool gone = false;
+  for (int i = 0; !gone && i < 100000; ++i) {
+    const auto space = AddressSpace::open(child.pid());
+    if (space) continue;
+    ASSERT_EQ(space.error().code, ErrorCode::kProcessGone) << space.error().to_string();
+    const auto info = ProcFs().process(child.pid());
+    gone = info && info->has_ended();
+  }
+  EXPECT_TRUE(gone);
+}
+
 // Large pieces go another way, with the rights of the target's user.
 TEST_F(AddressSpaceTest, LargePiecesOfAnotherUsersMemoryGoAndOurRightsAreBack) {
   if (::getuid() != 0) GTEST_SKIP() << "not root";
