@@ -71,12 +71,20 @@ void watch(const std::vector<Process*>& processes, std::uint64_t total,
 
 Result<void> RestoredJob::take_hold(Driver& driver, std::span<const Gpu> old_gpus,
                                     const std::string& image) {
+  const auto has_cuda = [](const ProcessRecord& record) { return record.cuda; };
+  const bool several =
+      std::count_if(manifest_.processes.begin(), manifest_.processes.end(), has_cuda) > 1;
+  std::optional<proc::ProcessInfo> root;
+  if (several) {
+    if (auto info = proc::ProcFs().process(manifest_.root)) root = std::move(*info);
+  }
   for (const ProcessRecord& record : manifest_.processes) {
     auto process = Process::open(driver, record.pid);
     if (process) {
       if (record.cuda) {
-        auto remembered = remember_suspended(
-            *process, {gpu_use_of(record), {old_gpus.begin(), old_gpus.end()}, image});
+        SuspendedMemory memory{gpu_use_of(record), {old_gpus.begin(), old_gpus.end()}, image};
+        if (root) memory.with = root->id();
+        auto remembered = remember_suspended(*process, memory);
         if (!remembered && !image.empty()) return remembered;
       }
       processes_.emplace_back(std::move(*process));
