@@ -55,9 +55,9 @@ void at_once(std::size_t count, const std::function<void(std::size_t)>& work,
 }
 
 void share_out(std::size_t count, const std::function<void(std::size_t)>& work) {
-  constexpr std::size_t kMost = 8;
   std::atomic<std::size_t> next = 0;
-  const auto threads = std::min({count, kMost, std::size_t{usable_processors()}});
+  const auto threads =
+      std::min({count, std::size_t{kMostSharers}, std::size_t{usable_processors()}});
   on_threads(static_cast<unsigned>(threads), [&](unsigned) {
     const KeptCallThread calls;
     for (std::size_t i = next++; i < count; i = next++)

@@ -25,9 +25,13 @@ void at_once(std::size_t count, const std::function<void(std::size_t)>& work);
 void at_once(std::size_t count, const std::function<void(std::size_t)>& work,
              const std::function<void()>& meanwhile);
 
-// Calls work(i) for each i below `count`, shared among a thread for each processor, 8 at most, this
-// one among them, and returns when all are done. For work that asks the kernel for something of
-// many processes: each thread makes its calls with a limit of time over one other (call_within.h).
+// The most threads of share_out().
+inline constexpr unsigned kMostSharers = 8;
+
+// Calls work(i) for each i below `count`, shared among a thread for each processor, kMostSharers at
+// most, this one among them, and returns when all are done. For work that asks the kernel for
+// something of many processes: each thread makes its calls with a limit of time over one other
+// (call_within.h).
 void share_out(std::size_t count, const std::function<void(std::size_t)>& work);
 
 // How many threads copy for one GPU of `gpus`, if the user does not say: all processors' share, at

@@ -355,7 +355,8 @@ class MoveOut {
       buffers.emplace_back(agent.address_space(), agent.buffer_address(), agent.bytes());
       touched_[agent.pid()] = agent.buffer_address();
     }
-    const unsigned threads = default_threads(static_cast<unsigned>(buffers.size()));
+    const auto at_a_time = std::min<std::size_t>(buffers.size(), kMostSharers);
+    const unsigned threads = default_threads(static_cast<unsigned>(at_a_time));
     std::vector<Result<void>> done(buffers.size());
     share_out(buffers.size(),
               [&](std::size_t i) { done[i] = buffers[i].fault_in(threads, env_.interrupt); });
