@@ -415,7 +415,6 @@ void ProcessTree::note_use(Pid pid, const std::vector<GpuUse>& use) {
 }
 
 Result<std::map<Pid, std::vector<GpuUse>>> ProcessTree::members_use() const {
-  const auto before = driver_->gpus();
   STASIS_TRY_ASSIGN(auto all, driver_->memory_by_process());
   std::map<Pid, std::vector<GpuUse>> use;
   std::map<GpuUuid, std::vector<GpuUse*>> on;
@@ -426,23 +425,17 @@ Result<std::map<Pid, std::vector<GpuUse>>> ProcessTree::members_use() const {
       on[part.gpu].push_back(&part);
   }
   std::erase_if(on, [](const auto& one) { return one.second.size() < 2; });
-  if (on.empty() || !before) return use;
-  const auto after = driver_->gpus();
-  for (const auto& [gpu, parts] : on) {
-    std::uint64_t in_use = 0;
-    for (const auto* gpus : {&before, &after}) {
-      if (!*gpus) return use;
-      for (const Gpu& one : **gpus)
-        if (one.uuid == gpu) in_use = std::max(in_use, one.memory_used);
-    }
+  if (on.empty()) return use;
+  const auto gpus = driver_->gpus();
+  if (!gpus) return use;
+  for (const Gpu& gpu : *gpus) {
     std::uint64_t sum = 0;
-    for (const GpuUse* part : parts)
+    for (const GpuUse* part : on[gpu.uuid])
       sum += part->bytes;
-    for (GpuUse* part : parts) {
-      if (in_use == 0 || sum <= in_use) break;
-      const double share = static_cast<double>(part->bytes) / static_cast<double>(sum);
-      part->bytes = static_cast<std::uint64_t>(share * static_cast<double>(in_use));
-    }
+    if (gpu.memory_used == 0 || sum <= gpu.memory_used) continue;
+    const double share = static_cast<double>(gpu.memory_used) / static_cast<double>(sum);
+    for (GpuUse* part : on[gpu.uuid])
+      part->bytes = static_cast<std::uint64_t>(share * static_cast<double>(part->bytes));
   }
   return use;
 }

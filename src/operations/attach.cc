@@ -46,9 +46,8 @@ constexpr std::array<const char*, attach::kLeftKinds> kLeftNames{
 
 const char* const kLeaveIt = "leave its memory to the driver, or start it with `stasis run`";
 const char* const kGraphsRemedy =
-    "a graph that was made before its memory is the agent's, with a copy from or to the host in "
-    "it, "
-    "would end with error 719 at its next launch; if the program has none such: --graphs-are-safe";
+    "a graph that was made before its memory is the agent's would end with error 719 at its next "
+    "launch, if it has a copy from or to the host; if the program has none such: --graphs-are-safe";
 
 // What network cards were told of a program's GPU memory, they find at its addresses no more.
 Result<void> refuse_rdma(const Process& process) {
