@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "criu/criu_sockets.h"
 #include "criu_api.h"
+#include "direct/neighbours.h"
 #include "direct/unrestorable_memory.h"
 #include "driver/gpu_plan.h"
 #include "held_tree.h"
@@ -94,6 +95,17 @@ Result<void> take_unrestorable_back(Driver& driver, const ProcessTree& tree) {
   return unrestorable.take_back();
 }
 
+// Before the driver makes their contexts again.
+Result<void> check_neighbours(Driver& driver, const ProcessTree& tree,
+                              const std::set<GpuUuid>& gpus) {
+  const Interrupt never;
+  NoProgress quiet;
+  const Environment env{driver, never, quiet, log_warning};
+  STASIS_TRY(refuse_beside_ranks(env, tree.infos(), gpus));
+  tell_of_neighbours_to_come(env, tree.infos(), gpus);
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RestoreSession>> RestoreSession::begin(std::shared_ptr<Driver> driver,
@@ -124,6 +136,9 @@ Result<void> RestoreSession::plan() {
                 "runtime");
   }
   if (!record_) {
+    // It may need any of them.
+    for (const Gpu& gpu : *here)
+      targets_.insert(gpu.uuid);
     if (entries.empty()) return {};
     STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(*driver_, entries, *here, *here));
     pairs_ = std::move(pairs);
@@ -149,6 +164,7 @@ Result<void> RestoreSession::plan() {
     STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(*driver_, entries, record_->gpus, *here));
     pairs_ = std::move(pairs);
   }
+  targets_ = targets_of(needed, pairs_);
   return check_gpu_memory(needed, pairs_, *here);
 }
 
@@ -187,6 +203,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
   struct Work {
     std::shared_ptr<Driver> driver;
     std::vector<GpuPair> pairs;
+    std::set<GpuUuid> targets;
     std::vector<Pid> all;
     std::vector<Pid> cuda;
     std::optional<Journal> journal;
@@ -196,6 +213,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
   const auto work = std::make_shared<Work>();
   work->driver = driver_;
   work->pairs = pairs_;
+  work->targets = targets_;
   std::vector<std::pair<Pid, CudaState>> wanted_states;
   if (auto tree = proc::ProcFs().tree(root)) {
     for (const proc::ProcessInfo& info : *tree)
@@ -221,6 +239,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     std::erase_if(tree.members(),
                   [](const TreeMember& m) { return m.initial == CudaState::kCheckpointed; });
     if (tree.members().empty() || tree.cuda_count() == 0) return {};
+    STASIS_TRY(check_neighbours(*work->driver, tree, work->targets));
     auto begun =
         Journal::begin({Operation::kCriuRestore, root, {}, {}, journal_targets(tree.members())});
     if (begun) {

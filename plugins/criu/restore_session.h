@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "checkpoint/journal.h"
 #include "driver/driver.h"
@@ -32,7 +33,8 @@ class RestoreSession {
   std::shared_ptr<Driver> driver_;
   std::optional<GpuRecord> record_;
   std::vector<GpuPair> pairs_;
-  std::vector<Pid> known_;  // of the trees that are done
+  std::set<GpuUuid> targets_;  // the GPUs that it comes back to
+  std::vector<Pid> known_;     // of the trees that are done
   std::vector<Pid> cuda_;
   bool failed_ = false;
   std::optional<Journal> journal_;  // of the tree that is being restored

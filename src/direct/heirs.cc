@@ -84,7 +84,7 @@ Heirs find_heirs(const std::vector<ProcessShares>& processes, const Owners& owne
 
 namespace {
 
-std::string listed(const std::vector<SharingProcess>& processes) {
+std::string listed_processes(const std::vector<SharingProcess>& processes) {
   std::string text;
   for (const SharingProcess& one : processes)
     text += fmt::format("{} process {} ({})", text.empty() ? ":" : ",", one.pid.value, one.name);
@@ -108,7 +108,7 @@ Result<void> check_owners_ended(const Heirs& heirs, const std::vector<ProcessSha
       {"imported-memory", Severity::kRed, processes[orphan->second].pid,
        fmt::format("GPU memory whose owner cannot be reached; a process outside of the tree that "
                    "has closed the sockets of its agent may still use it{}",
-                   listed(silent)),
+                   listed_processes(silent)),
        "name the common ancestor of both processes, or try again when the other has ended",
        Override::kIgnoreObstacles}));
 }
@@ -143,7 +143,7 @@ Result<void> check_sole_heirs(const Heirs& heirs, const std::vector<ProcessShare
     const Pid pid = processes[process].pid;
     STASIS_TRY_ASSIGN(const auto holders, find_holders(pid, of_those, among_them));
     if (holders.outside == 0) continue;
-    const std::string named = listed(holders.named);
+    const std::string named = listed_processes(holders.named);
     return fail(refusal(
         {"exported-memory", Severity::kRed, pid,
          fmt::format("GPU memory whose owner has ended, has freed it or cannot be reached; a "

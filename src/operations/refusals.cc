@@ -11,9 +11,9 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/left_to_driver.h"
+#include "direct/neighbours.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
-#include "operations/neighbours.h"
 #include "operations/rollback.h"
 #include "proc/bounded_seize.h"
 

@@ -783,6 +783,23 @@ start_ranks() {
   restored_verifies 3
 }
 
+@test "ranks do not come back beside ranks of another job that were suspended before" {
+  local other ranks
+  start_ranks 2 --like-nccl
+  other=$TARGET ranks=("${CHILDREN[@]}")
+  start_ranks 2 --like-nccl
+  done_by suspend "$other"
+  done_by resume "$other"
+  dump_target --network-lock skip --tcp-established
+  criu_fails restore --restore-detached --tcp-established
+  logged restore "ranks of another job that was suspended or restored before: process"
+  number_is_free
+  in_state running "${ranks[@]}"
+  done_by suspend "$other"
+  restore_target --tcp-established
+  target_goes_on
+}
+
 @test "ranks whose memory the driver does not give out again once it was restored go there and back" {
   export STASIS_SIM_EXPORTS_RESTORED_BELOW=2M
   start_ranks 2

@@ -1,7 +1,7 @@
 // Programs of other trees on the GPUs of an operation. It makes and ends contexts there, for which
 // the driver switches the GPU; away from a kernel of a program that it has restored before it
 // cannot, and after some 4 s that program is lost
-// (docs/adr/0031-contexts-beside-restored-programs.md). Private to src/operations.
+// (docs/adr/0031-contexts-beside-restored-programs.md).
 #pragma once
 
 #include <set>

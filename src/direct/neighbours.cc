@@ -1,4 +1,4 @@
-#include "operations/neighbours.h"
+#include "direct/neighbours.h"
 
 #include <algorithm>
 #include <string>
