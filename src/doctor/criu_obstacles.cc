@@ -672,7 +672,8 @@ class Search {
     const auto own = proc::socket_inodes(*files);
     const std::set<std::uint64_t> inodes(own.begin(), own.end());
     if (inodes.empty()) return;
-    if (!options_.tcp_established && !options_.tcp_close) {
+    const auto tcp = procfs_.tcp_socket_inodes(pid);
+    if (!options_.tcp_established && !options_.tcp_close && !(tcp && tcp->empty())) {
       const proc::TcpTable& table = tcp_sockets_beside(pid);
       for (const proc::InetSocket& socket : table.sockets()) {
         if (!socket.listens && inodes.contains(socket.inode) &&

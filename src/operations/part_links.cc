@@ -102,7 +102,7 @@ Result<FoundLinks> find_tree_links(Pid root) {
   std::set<std::uint64_t> inodes;
   std::map<ino_t, Pid> networks;
   for (const proc::ProcessInfo& process : found.tree) {
-    auto own = procfs.socket_inodes(process.pid);
+    auto own = procfs.tcp_socket_inodes(process.pid);
     if (!own && (own.error().code == ErrorCode::kNoSuchProcess || process.has_ended())) continue;
     STASIS_TRY(own);
     inodes.insert(own->begin(), own->end());

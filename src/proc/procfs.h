@@ -182,7 +182,8 @@ class ProcFs {
 
   // The inode numbers of its open sockets. kNotPermitted, kNoSuchProcess.
   Result<std::vector<std::uint64_t>> socket_inodes(Pid pid) const;
-  // Those of them that are of TCP, or may be.
+  // Those of them that are of TCP, or may be: the table of those (tcp_sockets()) takes 5 ms to read
+  // also where it is empty.
   Result<std::vector<std::uint64_t>> tcp_socket_inodes(Pid pid) const;
 
   // Its open files, with what each is as the kernel names it: "/dev/null", "socket:[1234]".

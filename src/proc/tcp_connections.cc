@@ -40,7 +40,7 @@ TcpReach look(const ProcFs& procfs, std::span<const ProcessInfo> processes) {
   std::set<std::uint64_t> inodes;
   std::map<ino_t, TcpTable> tables;  // by network namespace
   for (const ProcessInfo& process : processes) {
-    const auto own = procfs.socket_inodes(process.pid);
+    const auto own = procfs.tcp_socket_inodes(process.pid);
     if (!own) {
       if (own.error().code == ErrorCode::kNoSuchProcess || process.state == 'Z') continue;
       return TcpReach::kOutside;
