@@ -166,7 +166,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   if (auto done = repopulate(state); !done) return leave(std::move(done.error()));
   fault_only(FaultPoint::kDirectRepopulated);
   phases.begin("copy in");
-  auto done = state.mover.take_to_bring_back(env, processes, *in_images);
+  auto done = state.mover.take_to_bring_back(env, processes, moved, *in_images);
   const Interrupt never;
   // There may be nothing left to copy that would see the interrupt.
   if (done && stops) done = env.interrupt.check();

@@ -284,12 +284,22 @@ Mover::~Mover() {
 }
 const Ring& Mover::ring() const { return state_->ring; }
 
-MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes) {
+MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes,
+                         std::uint64_t bytes) {
+  // Two buffers for each thread, and a thread for each buffer that the content fills; the content
+  // may have grown when it is copied.
+  constexpr std::uint64_t kLittle = 4 * kLeastRing;
   MoverOptions options;
   options.buffer_bytes *=
       std::bit_floor(std::max(ring_bytes / options.ring_bytes, std::uint64_t{1}));
-  options.ring_bytes =
+  const std::uint64_t most =
       gpus.empty() ? std::max(2 * ring_bytes, 16 * kLeastRing) : gpus.size() * ring_bytes;
+  const std::uint64_t least = gpus.empty() ? 16 * kLeastRing : gpus.size() * kLittle;
+  options.ring_bytes = most;
+  if (bytes < most / 2) {
+    const std::uint64_t pairs = bytes / options.buffer_bytes + 1;
+    options.ring_bytes = std::min(most, std::max(least, 2 * pairs * options.buffer_bytes));
+  }
   return options;
 }
 

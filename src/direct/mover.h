@@ -38,11 +38,15 @@ struct MoverOptions {
 // What one GPU's share of the ring may be.
 inline constexpr std::uint64_t kLeastRing = std::uint64_t{2} << 20;  // a thread with two buffers
 inline constexpr std::uint64_t kMostRing = std::uint64_t{2} << 30;   // 16 with two of 64 MiB
-// With a share of `ring_bytes` for each of `gpus`: of little, fewer threads copy; of more than the
-// default, larger buffers are made. Which GPUs are needed is not always known beforehand (none
-// named): two are commoner than eight, and there is enough for sixteen.
+// How much a mover is to copy, where that is not known beforehand.
+inline constexpr std::uint64_t kAnyAmount = ~std::uint64_t{0};
+// With a share of `ring_bytes` for each of `gpus`, or less where twice the `bytes` that are to be
+// copied are less: of little, fewer threads copy; of more than the default, larger buffers are
+// made. Which GPUs are needed is not always known beforehand (none named): two are commoner than
+// eight, and there is enough for sixteen.
 MoverOptions options_for(std::span<const GpuUuid> gpus,
-                         std::uint64_t ring_bytes = MoverOptions().ring_bytes);
+                         std::uint64_t ring_bytes = MoverOptions().ring_bytes,
+                         std::uint64_t bytes = kAnyAmount);
 
 struct CopyReport {
   std::uint64_t bytes = 0;

@@ -28,14 +28,15 @@ constexpr std::uint64_t kCgroupReserve = 16ULL << 20;
 
 }  // namespace
 
-std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus) {
-  return direct::options_for(gpus, env.ring_bytes).ring_bytes +
+std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus,
+                           std::uint64_t bytes) {
+  return direct::options_for(gpus, env.ring_bytes, bytes).ring_bytes +
          (env.driver.info().simulated ? 0 : kMoverContext);
 }
 
 Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid> gpus,
-                                const HostMemoryToCome& to_come) {
-  const std::uint64_t ours = mover_memory(env, gpus);
+                                std::uint64_t bytes, const HostMemoryToCome& to_come) {
+  const std::uint64_t ours = mover_memory(env, gpus, bytes);
   const auto swap = proc::ProcFs().swap_free();
   for (const proc::MemoryCgroup& cgroup : proc::memory_cgroups(Pid{::getpid()})) {
     const std::uint64_t others = to_come ? to_come(cgroup.directory) : 0;
@@ -71,10 +72,14 @@ void MoverLease::use_gpus_of(const ProcessTree& tree) {
 void MoverLease::use_gpus_of(const std::vector<const Process*>& processes,
                              std::span<const GpuPair> pairs) {
   gpus_.clear();
+  bytes_ = 0;
   for (const Process* process : processes) {
     const auto memory = recall_suspended(*process);
-    for (const GpuUse& use : memory ? memory->uses : std::vector<GpuUse>())
+    const auto uses = memory ? memory->uses : std::vector<GpuUse>();
+    for (const GpuUse& use : uses)
       add_gpu(target_of(use.gpu, pairs));
+    bytes_ = uses.empty() || bytes_ == direct::kAnyAmount ? direct::kAnyAmount
+                                                          : bytes_ + total_bytes(uses);
   }
 }
 
@@ -85,6 +90,7 @@ void MoverLease::add_gpu(const GpuUuid& gpu) {
 void MoverLease::begin(const Environment& env) {
   MoverRequest request{gpus_};
   request.contexts = !contexts_when_quiesced_;
+  request.bytes = bytes_;
   begin([make = env.mover, request] { return make(request); }, nullptr);
 }
 
@@ -116,6 +122,7 @@ Result<void> MoverLease::take(const Environment& env, const MoverRequest& reques
   MoverRequest ours = request;
   ours.gpus = gpus_;
   ours.timeout = kBesideHeld;
+  ours.bytes = bytes_;
   STASIS_TRY_ASSIGN(auto mover, take_begun(env, ours));
   mover_ = std::move(mover);
   has_digests_ = false;
@@ -124,12 +131,13 @@ Result<void> MoverLease::take(const Environment& env, const MoverRequest& reques
 
 Result<void> MoverLease::take_to_bring_back(const Environment& env,
                                             const std::vector<const Process*>& of,
-                                            std::uint64_t in_images) {
+                                            std::uint64_t bytes, std::uint64_t in_images) {
   if (mover_ || !env.mover) return {};
   if (gpus_.empty()) use_gpus_of(of, {});
+  bytes_ = bytes;
   // Without a mover the processes would take what is in images into their own memory.
-  if (!coming_.valid() && in_images <= mover_memory(env, {})) {
-    STASIS_TRY(check_mover_memory(env, {}, nullptr));
+  if (!coming_.valid() && in_images <= mover_memory(env, {}, bytes)) {
+    STASIS_TRY(check_mover_memory(env, {}, bytes, nullptr));
   }
   MoverRequest request;
   request.brings_back = true;
@@ -154,6 +162,7 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // The mover may be gone, or its context good for nothing.
   MoverRequest request{gpus_};
+  request.bytes = bytes_;
   if (contexts_when_quiesced_) request.timeout = kBesideHeld;
   auto another = env.mover(request);
   if (!another) return fail(of_mover(std::move(another.error())));
@@ -170,11 +179,11 @@ void MoverLease::copy_beside(const Environment& env, std::vector<direct::Segment
                              std::shared_ptr<direct::Content> content, milliseconds time,
                              bool digests) {
   auto given = std::make_shared<std::vector<direct::Segment>>(std::move(segments));
-  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, given,
+  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, bytes = bytes_, given,
                             content = std::move(content), &stop = env.interrupt, time, digests,
                             has_digests = has_digests_]() mutable -> Copied {
     if (!mover) {
-      auto made = make({gpus, false, kBesideHeld});
+      auto made = make({.gpus = gpus, .timeout = kBesideHeld, .bytes = bytes});
       if (!made) return {nullptr, fail(std::move(made.error()))};
       mover = std::move(*made);
       // Without them all is copied. One that breaks down over it copies nothing, and is told so.

@@ -17,15 +17,16 @@
 
 namespace stasis {
 
-// Bytes of host memory that a mover takes.
-std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus);
+// Bytes of host memory that a mover takes which is to copy `bytes`.
+std::uint64_t mover_memory(const Environment& env, std::span<const GpuUuid> gpus,
+                           std::uint64_t bytes);
 
 // Bytes that other work will take meanwhile in the memory cgroup of that directory.
 using HostMemoryToCome = std::function<std::uint64_t(const std::string& directory)>;
 // Checks that there is room for the mover under the limits of the tool's own memory cgroups.
 // Without it the kernel would kill a process, and the largest is the job: kNotSupported.
 Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid> gpus,
-                                const HostMemoryToCome& to_come);
+                                std::uint64_t bytes, const HostMemoryToCome& to_come);
 
 // The error of a mover as an error of the operation. A mover that is lost, or not done in its time,
 // says nothing of the program, which the driver may still hold. The driver does without what the
@@ -41,12 +42,15 @@ class MoverLease {
   using Made = Result<std::shared_ptr<direct::MemoryMover>>;
 
   // The GPUs on which the mover has contexts: those that the tree uses; those on which the evicted
-  // memory of these processes comes back, as far as it was written down.
+  // memory of these processes comes back, as far as it was written down, and how much that is.
   void use_gpus_of(const ProcessTree& tree);
   void use_gpus_of(const std::vector<const Process*>& processes, std::span<const GpuPair> pairs);
   void use_no_gpus() { gpus_.clear(); }
   void add_gpu(const GpuUuid& gpu);
   const std::vector<GpuUuid>& gpus() const { return gpus_; }
+  // How much it is to copy. Of a mover that was begun before, the ring stays as it is.
+  void expect(std::uint64_t bytes) { bytes_ = bytes; }
+  std::uint64_t expected() const { return bytes_; }
 
   // The driver has restored one of the processes before: no context may be made while they run
   // (direct/mover_server.h).
@@ -63,9 +67,9 @@ class MoverLease {
   Result<void> join();
   // The mover that was begun, or another: contexts and all.
   Result<void> take(const Environment& env, const MoverRequest& request);
-  // The same for memory that comes back, `in_images` bytes of it from images.
+  // The same for `bytes` of memory that come back, `in_images` of them from images.
   Result<void> take_to_bring_back(const Environment& env, const std::vector<const Process*>& of,
-                                  std::uint64_t in_images);
+                                  std::uint64_t bytes, std::uint64_t in_images);
   // Takes the mover that was begun, if it was made.
   void collect();
   // Gets the mover ready to tell which chunks an earlier image has; makes another if this one is
@@ -97,6 +101,7 @@ class MoverLease {
   Made take_begun(const Environment& env, const MoverRequest& request);
 
   std::vector<GpuUuid> gpus_;
+  std::uint64_t bytes_ = direct::kAnyAmount;
   bool contexts_when_quiesced_ = false;
   std::future<Made> coming_;
   std::shared_ptr<Interrupt> stop_;  // of what was begun

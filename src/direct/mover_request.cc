@@ -14,8 +14,8 @@ std::string compiled_code_directory() {
 Result<void> prepare_mover(direct::MoverProcess& mover, const MoverRequest& needs,
                            std::uint64_t ring_bytes, std::chrono::milliseconds silence,
                            const Interrupt& interrupt) {
-  auto options =
-      direct::options_for(needs.brings_back ? std::span<const GpuUuid>() : needs.gpus, ring_bytes);
+  auto options = direct::options_for(needs.brings_back ? std::span<const GpuUuid>() : needs.gpus,
+                                     ring_bytes, needs.bytes);
   options.silence = silence;
   const auto deadline = Clock::now() + needs.timeout;
   return needs.contexts ? mover.prepare(options, needs.gpus, interrupt, deadline)

@@ -21,7 +21,8 @@ struct MoverRequest {
   std::vector<GpuUuid> gpus;  // on which the mover has contexts; none: on every GPU
   bool brings_back = false;   // the ring is the same then for any number of GPUs
   std::chrono::milliseconds timeout{60000};
-  bool contexts = true;  // false: only what can be made without them
+  bool contexts = true;                      // false: only what can be made without them
+  std::uint64_t bytes = direct::kAnyAmount;  // that it is to copy, for its ring
 };
 
 // Adds to `mover` what it lacks of `needs`, with a share of `ring_bytes` of host memory for each

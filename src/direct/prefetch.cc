@@ -15,9 +15,10 @@ void Prefetch::begin(const Environment& env, std::vector<direct::PrefetchRequest
   stop_ = std::make_shared<Interrupt>();
   on_gpus_ = !requests.empty() && reservation_.reserve_prefetch();
   if (!on_gpus_) requests.clear();
-  auto work = [make = env.mover, gpus = mover_.gpus(), content = content_.composite(),
-               requests = std::move(requests), stop = stop_]() -> MoverLease::Made {
-    auto mover = make({gpus, true});
+  auto work = [make = env.mover, gpus = mover_.gpus(), expected = mover_.expected(),
+               content = content_.composite(), requests = std::move(requests),
+               stop = stop_]() -> MoverLease::Made {
+    auto mover = make({.gpus = gpus, .brings_back = true, .bytes = expected});
     // The copy in will see how far it has come.
     if (mover && !requests.empty() && !stop->requested()) {
       std::uint64_t bytes = 0;
@@ -35,7 +36,8 @@ void Prefetch::begin(const Environment& env, std::vector<direct::PrefetchRequest
 void Prefetch::begin(const Environment& env, const std::vector<const Process*>& processes,
                      std::span<const GpuPair> pairs) {
   if (!mover_.begun()) mover_.use_gpus_of(processes, pairs);
-  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, nullptr)) return;
+  const std::uint64_t expected = mover_.expected();
+  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, expected, nullptr)) return;
   const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
     const auto agent = direct::probe_agent(process->pid());
     return agent && *agent && direct::is_away((*agent)->state);
@@ -45,8 +47,18 @@ void Prefetch::begin(const Environment& env, const std::vector<const Process*>& 
 
 void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
                      const PrefetchRoom& room) {
+  std::uint64_t bytes = 0;
+  for (const auto& image : content_.images()) {
+    for (const Pid pid : pids) {
+      const auto stream = image->stream_of(pid);
+      if (!stream) continue;
+      for (const ContentRange& range : image->ranges_of(*stream))
+        bytes += range.bytes;
+    }
+  }
   const auto theirs = [&](const std::string&) { return room.host_bytes; };
-  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, theirs)) return;
+  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, bytes, theirs)) return;
+  mover_.expect(bytes);
   content_.begin_composite();
   mover_.use_no_gpus();
   std::map<GpuUuid, direct::PrefetchRequest> requests;

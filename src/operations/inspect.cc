@@ -132,7 +132,7 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
       .image = image,
       .elsewhere = elsewhere,
       .in_our_cgroup = out.manifest.criu_options.cgroups == CgroupMode::kIgnore,
-      .ours = env ? std::min(elsewhere, mover_memory(*env, {})) : 0,
+      .ours = env ? std::min(elsewhere, mover_memory(*env, {}, elsewhere)) : 0,
       .tcp_close = out.manifest.criu_options.tcp_close,
       .addresses = {}};
   for (const MachineCheck& each : kMachineChecks)

@@ -232,7 +232,7 @@ class RestoreRun {
   Result<void> check_machine() {
     const std::uint64_t elsewhere = content_bytes();
     const std::uint64_t to_copy =
-        options_.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env_, {}));
+        options_.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env_, {}, elsewhere));
     const MachineCheckInput input{.image = *image_,
                                   .elsewhere = elsewhere,
                                   .in_our_cgroup = in_our_cgroup(),
