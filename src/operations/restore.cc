@@ -370,8 +370,9 @@ class RestoreRun {
   Result<void> take_hold() {
     STASIS_TRY(pages_.get());
     const bool content_stays = options_.leave_suspended && manifest().content;
-    STASIS_TRY(
-        job_->take_hold(env_.driver, old_gpus_, content_stays ? image_->path() : std::string()));
+    STASIS_TRY(job_->take_hold(env_.driver, old_gpus_,
+                               content_stays ? image_->path() : std::string(),
+                               options_.leave_suspended));
     set_fault_target(manifest().root);
     STASIS_TRY(note_targets());
     STASIS_TRY(refuse_foreign_files(image_->criu_dir(), job_->processes(), options_.inherit));

@@ -70,12 +70,12 @@ void watch(const std::vector<Process*>& processes, std::uint64_t total,
 }  // namespace
 
 Result<void> RestoredJob::take_hold(Driver& driver, std::span<const Gpu> old_gpus,
-                                    const std::string& image) {
-  const auto has_cuda = [](const ProcessRecord& record) { return record.cuda; };
-  const bool several =
-      std::count_if(manifest_.processes.begin(), manifest_.processes.end(), has_cuda) > 1;
+                                    const std::string& image, bool leave_suspended) {
+  const auto stays = [&](const ProcessRecord& record) {
+    return record.cuda && (leave_suspended || wanted_state(record) == CudaState::kCheckpointed);
+  };
   std::optional<proc::ProcessInfo> root;
-  if (several) {
+  if (std::count_if(manifest_.processes.begin(), manifest_.processes.end(), stays) > 1) {
     if (auto info = proc::ProcFs().process(manifest_.root)) root = std::move(*info);
   }
   for (const ProcessRecord& record : manifest_.processes) {

@@ -27,8 +27,10 @@ class RestoredJob {
   // Takes hold of every process while all of them stand still: later, one that ends at once could
   // not be told from another with its number. Remembers what each had on the GPUs, for `stasis
   // resume`, and if `image` is not empty, that the content stays in there, without which none could
-  // be resumed. kImageCorrupt if one of the manifest's processes is not there; kNoSpace, kIo.
-  Result<void> take_hold(Driver& driver, std::span<const Gpu> old_gpus, const std::string& image);
+  // be resumed. Of several that stay suspended, which come back together, each is remembered with
+  // the root. kImageCorrupt if one of the manifest's processes is not there; kNoSpace, kIo.
+  Result<void> take_hold(Driver& driver, std::span<const Gpu> old_gpus, const std::string& image,
+                         bool leave_suspended);
   // CRIU is done with it.
   void adopt(RestoredTree tree) { root_.emplace(std::move(tree)); }
 

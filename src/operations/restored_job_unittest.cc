@@ -45,7 +45,7 @@ class RestoredJobTest : public testing::Test {
 TEST_F(RestoredJobTest, IsEndedAndForgottenOnEveryWayOut) {
   try {
     RestoredJob job(manifest_);
-    ASSERT_TRUE(job.take_hold(driver_, {}, {}));
+    ASSERT_TRUE(job.take_hold(driver_, {}, {}, false));
     EXPECT_FALSE(nothing_remembered()) << "for `stasis resume`";
     throw std::runtime_error("the user cannot be told");
   } catch (const std::runtime_error&) {
@@ -57,7 +57,7 @@ TEST_F(RestoredJobTest, IsEndedAndForgottenOnEveryWayOut) {
 TEST_F(RestoredJobTest, RunsOnIfItIsKept) {
   {
     RestoredJob job(manifest_);
-    ASSERT_TRUE(job.take_hold(driver_, {}, {}));
+    ASSERT_TRUE(job.take_hold(driver_, {}, {}, false));
     job.adopt({child_.pid(), *Pidfd::open(child_.pid())});
     const auto targets = job.targets(false);
     bool told = false;
@@ -79,7 +79,7 @@ TEST_F(RestoredJobTest, RunsOnIfItIsKept) {
 TEST_F(RestoredJobTest, AProcessThatIsNotThereMeansThatTheManifestIsAnothers) {
   manifest_.processes.push_back({Pid{4194000}, child_.pid(), {}, false, std::nullopt, {}});
   RestoredJob job(manifest_);
-  auto held = job.take_hold(driver_, {}, {});
+  auto held = job.take_hold(driver_, {}, {}, false);
   ASSERT_FALSE(held);
   EXPECT_EQ(held.error().code, ErrorCode::kImageCorrupt);
   EXPECT_TRUE(job.end());
