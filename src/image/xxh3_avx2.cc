@@ -15,4 +15,8 @@ void xxh3_avx2(const void* data, std::size_t size, unsigned char* digest) {
     digest[i] = form.digest[i];
 }
 
+void xxh3_add_avx2(void* state, const void* data, std::size_t size) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, size);
+}
+
 }  // namespace stasis
