@@ -141,8 +141,10 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
             }
             bytes = *ring;
           },
-          "pinned host memory that the direct path copies through, for each GPU; with K, M or G, "
-          "2M to 2G; a resume or a restore takes it for two GPUs, and 32M at least [STASIS_RING, "
+          "pinned host memory that the direct path copies through at most, for each GPU; with K, M "
+          "or "
+          "G, 2M to 2G; a resume or a restore takes it for two GPUs, and 32M at least "
+          "[STASIS_RING, "
           "64M]")
       ->type_name("SIZE");
 }
