@@ -294,7 +294,7 @@ MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes
       std::bit_floor(std::max(ring_bytes / options.ring_bytes, std::uint64_t{1}));
   const std::uint64_t most =
       gpus.empty() ? std::max(2 * ring_bytes, 16 * kLeastRing) : gpus.size() * ring_bytes;
-  const std::uint64_t least = gpus.empty() ? 16 * kLeastRing : gpus.size() * kLittle;
+  const std::uint64_t least = std::max(gpus.size(), std::size_t{1}) * kLittle;
   options.ring_bytes = most;
   if (bytes < most / 2) {
     const std::uint64_t pairs = bytes / options.buffer_bytes + 1;

@@ -13,6 +13,7 @@ namespace {
 // reason.
 constexpr std::uint64_t kSmallestGranule = 64 << 10;
 constexpr std::uint64_t kSmallestBuffer = std::uint64_t{1} << 20;
+constexpr std::uint64_t kSmallestForOne = std::uint64_t{256} << 10;
 constexpr std::uint64_t kSmallestLoad = std::uint64_t{2} << 20;
 constexpr unsigned kLoadsPerThread = 4;
 
@@ -120,6 +121,10 @@ Result<RingShares> share_ring(std::uint64_t chunk_bytes, unsigned chunks, unsign
   const unsigned wanted = 2 * std::max(1U, threads) * std::max(1U, gpus);
   while (chunks * shares.buffers_per_chunk < wanted &&
          chunk_bytes / (shares.buffers_per_chunk * 2) >= kSmallestBuffer) {
+    shares.buffers_per_chunk *= 2;
+  }
+  while (chunks * shares.buffers_per_chunk < 2 * gpus &&
+         chunk_bytes / (shares.buffers_per_chunk * 2) >= kSmallestForOne) {
     shares.buffers_per_chunk *= 2;
   }
   shares.buffer_bytes = chunk_bytes / shares.buffers_per_chunk / kPage * kPage;

@@ -111,6 +111,11 @@ TEST(Plan, SharesTheRing) {
   ASSERT_TRUE(tight);
   EXPECT_EQ(tight->threads, 1U);
   EXPECT_EQ(tight->buffer_bytes, 1 * kOneMiB);
+  // A thread for each, at least.
+  auto many = share_ring(2 * kOneMiB, 4, 16, 16);
+  ASSERT_TRUE(many);
+  EXPECT_EQ(many->threads, 1U);
+  EXPECT_EQ(many->buffer_bytes, kOneMiB / 4);
   auto none = share_ring(2 * kOneMiB, 1, 8, 16);
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, ErrorCode::kUsage);
