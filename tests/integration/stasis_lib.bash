@@ -65,9 +65,20 @@ refused_by() {
   [[ $code == interrupted ]] || assert_contains "$err" "what to do: "
 }
 
+# What json.loads() ends in: the package that is around it takes as long to import as Python to start, thrice that for
+# some two thousand questions.
+json_reader='import _json, sys
+class Strictly:
+    strict, parse_float, parse_int = True, float, int
+    object_hook = object_pairs_hook = parse_constant = None
+text = sys.argv[1].strip()
+d, end = _json.make_scanner(Strictly)(text, 0)
+if end != len(text): raise ValueError("more than one JSON value")'
+
 # json EXPRESSION: of $out, which must be one JSON object; Python's words, the object is d.
 json() {
-  python3 -IS -c "import json, sys; d = json.loads(sys.argv[1]); print($1)" "$out" && return
+  python3 -IS -c "$json_reader
+print($1)" "$out" && return
   printf 'of: %s\n' "$out" >&2
   return 1
 }
@@ -156,13 +167,13 @@ END
 
 # Bytes in use on all simulated GPUs.
 gpu_used() {
-  stasis-sim-smi --json | python3 -IS -c 'import json, sys
-print(sum(gpu["used_bytes"] for gpu in json.load(sys.stdin)["gpus"]))'
+  local out
+  out=$(stasis-sim-smi --json) && json 'sum(gpu["used_bytes"] for gpu in d["gpus"])'
 }
 # gpu_used_of INDEX
 gpu_used_of() {
-  stasis-sim-smi --json | python3 -IS -c 'import json, sys
-print(json.load(sys.stdin)["gpus"][int(sys.argv[1])]["used_bytes"])' "$1"
+  local out
+  out=$(stasis-sim-smi --json) && json "d['gpus'][$1]['used_bytes']"
 }
 gpu_is_free() { assert_equal "$(gpu_used)" 0 "GPU memory in use"; }
 
