@@ -766,7 +766,7 @@ TEST_F(MoverTest, RefusesGpusAndRingsThatDoNotExist) {
   ASSERT_FALSE(gpu);
   EXPECT_EQ(gpu.error().code, ErrorCode::kGpuMismatch);
   MoverOptions tiny = small();
-  tiny.ring_bytes = 1 * kMiB;
+  tiny.ring_bytes = kMiB / 4;
   const auto ring = mover.prepare(tiny, {}, never_, in(seconds(30)));
   ASSERT_FALSE(ring);
   EXPECT_EQ(ring.error().code, ErrorCode::kUsage);
