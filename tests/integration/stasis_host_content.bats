@@ -106,10 +106,10 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 }
 
 @test "what the driver saves of a program that it moves itself goes past CRIU, too" {
-  start_target memory --size 128M
+  start_target memory --size 80M
   dump_it
   echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes; $out$err"
-  (($(host_bytes) > 100 << 20 && $(pages_bytes) < 100 << 20))
+  (($(host_bytes) > 64 << 20 && $(pages_bytes) < 64 << 20))
   restore_it
   restored_verifies
 }
@@ -120,14 +120,14 @@ suspended_goes_past_criu() {
   # Left as it was, which is suspended.
   done_by dump "$TARGET" --images-dir "$image" --force --leave-running
   echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes; $out$err"
-  (($(host_bytes) >= 100 << 20))
+  (($(host_bytes) >= 64 << 20))
   in_state checkpointed "$TARGET"
   done_by resume "$TARGET"
   target_goes_on
   done_by suspend "$TARGET"
   dump_it --force
   echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes; $out$err"
-  (($(host_bytes) >= 100 << 20))
+  (($(host_bytes) >= 64 << 20))
   restore_it
   in_state checkpointed "$TARGET"
   done_by resume "$TARGET"
@@ -135,16 +135,16 @@ suspended_goes_past_criu() {
 }
 
 @test "a program that was suspended before goes past CRIU, too, and comes back suspended" {
-  start_target memory --size 128M
+  start_target memory --size 80M
   suspended_goes_past_criu
   restored_verifies
-  LD_PRELOAD=$agent start_target memory --size 128M
+  LD_PRELOAD=$agent start_target memory --size 80M
   suspended_goes_past_criu
   restored_verifies
 }
 
 @test "one that another tool has suspended, whose threads may run, is left to CRIU" {
-  start_target memory --size 128M
+  start_target memory --size 80M
   # There is a place for its threads, in which none waits.
   done_by suspend "$TARGET"
   done_by resume "$TARGET"

@@ -37,11 +37,11 @@ teardown() { end_stasis; }
 
 # The driver counts what they share for each of them.
 @test "ranks that fill their GPU with what they share come back to it" {
-  local SIZE=64M STASIS_SIM_GPUS=700M
+  local SIZE=24M STASIS_SIM_GPUS=280M
   export STASIS_SIM_GPUS
   start_ranks 2
   done_by suspend "$TARGET" --json
-  (($(json 'sum(p["gpu_bytes"] or 0 for p in d["processes"])') <= 700 << 20)) || { echo "$out"; return 1; }
+  (($(json 'sum(p["gpu_bytes"] or 0 for p in d["processes"])') <= 280 << 20)) || { echo "$out"; return 1; }
   done_by resume "$TARGET"
   target_goes_on
   if ((EUID == 0)); then # CRIU
