@@ -30,6 +30,7 @@
 #include "base/units.h"
 #include "tests/fakes/child.h"
 #include "tests/fakes/parked_threads.h"
+#include "tests/fakes/thoroughness.h"
 
 namespace stasis {
 namespace {
@@ -198,7 +199,7 @@ class ParkingTest : public testing::Test {
 };
 
 TEST_F(ParkingTest, ParkedThreadsStandStillAndGoOnUnharmed) {
-  for (int round = 0; round < 50; ++round) {
+  for (int round = 0; round < fakes::times(20, 50); ++round) {
     const auto parked = park_threads(pid(), {spared()});
     ASSERT_TRUE(parked) << text(parked);
     const std::uint64_t before = shared_->spins;
@@ -360,8 +361,8 @@ TEST_F(ParkingTest, SignalsThatComeWhileItIsParkedAreNotLost) {
   constexpr std::uint64_t kFewest = 100;
   const auto start = Clock::now();
   Result<void> done;
-  for (int round = 0;
-       done && (round < 100 || (sent <= kFewest && since(start) < std::chrono::seconds(30)));
+  for (int round = 0; done && (round < fakes::times(50, 100) ||
+                               (sent <= kFewest && since(start) < std::chrono::seconds(30)));
        ++round) {
     done = park_threads(pid(), {spared()});
     if (done) done = unpark_threads(pid());
@@ -466,7 +467,8 @@ TEST_F(ParkingTest, AParkedProcessCanBeKilled) {
 // epoll_wait() alone gets an EINTR from the kernel then, as from any tracer that comes and goes.
 TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
   shared_->may_see_eintr = true;
-  for (int round = 0; round < 60; ++round) {
+  const int rounds = fakes::times(30, 60);
+  for (int round = 0; round < rounds; ++round) {
     {
       const Child parker([this] {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -475,7 +477,7 @@ TEST_F(ParkingTest, SurvivesAParkerThatIsKilled) {
           (void)unpark_threads(pid());
         }
       });
-      std::this_thread::sleep_for(std::chrono::microseconds(500 + 92 * round));
+      std::this_thread::sleep_for(std::chrono::microseconds(500 + 5520 / rounds * round));
     }
     const auto on = unpark_threads(pid());
     ASSERT_TRUE(on) << text(on);
