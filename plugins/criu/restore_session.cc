@@ -101,7 +101,13 @@ Result<void> check_neighbours(Driver& driver, const ProcessTree& tree,
   const Interrupt never;
   NoProgress quiet;
   const Environment env{driver, never, quiet, log_warning};
-  STASIS_TRY(refuse_beside_ranks(env, tree.infos(), gpus));
+  auto alone = refuse_beside_ranks(env, tree.infos(), gpus);
+  if (!alone) {
+    alone.error().remedy =
+        "suspend that job first, or let this one come back to other GPUs (STASIS_DEVICE_MAP, "
+        "`--plugin-option cuda_plugin.device-map=...`)";
+    return alone;
+  }
   tell_of_neighbours_to_come(env, tree.infos(), gpus);
   return {};
 }
@@ -136,9 +142,6 @@ Result<void> RestoreSession::plan() {
                 "runtime");
   }
   if (!record_) {
-    // It may need any of them.
-    for (const Gpu& gpu : *here)
-      targets_.insert(gpu.uuid);
     if (entries.empty()) return {};
     STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(*driver_, entries, *here, *here));
     pairs_ = std::move(pairs);
@@ -165,6 +168,13 @@ Result<void> RestoreSession::plan() {
     pairs_ = std::move(pairs);
   }
   targets_ = targets_of(needed, pairs_);
+  // What is not known may be on any of them.
+  const bool all_known = std::all_of(
+      record_->processes.begin(), record_->processes.end(), [](const ProcessRecord& process) {
+        return process.initial == CudaState::kCheckpointed || !process.uses.empty();
+      });
+  for (const Gpu& gpu : *here)
+    if (!all_known) targets_.insert(gpu.uuid);
   return check_gpu_memory(needed, pairs_, *here);
 }
 
