@@ -30,10 +30,17 @@ struct Environment {
   std::function<void()> end_mover = {};
   // The share of its ring for each GPU.
   std::uint64_t ring_bytes = direct::MoverOptions().ring_bytes;
+  // Its mover is used again, for other amounts than the first: the ring is made for any.
+  bool any_amount = false;
 
   // The same, stopped by another interrupt.
   Environment with(const Interrupt& other) const {
-    return {driver, other, progress, note, mover, end_mover, ring_bytes};
+    return {driver, other, progress, note, mover, end_mover, ring_bytes, any_amount};
+  }
+  Environment for_any_amount() const {
+    Environment out = *this;
+    out.any_amount = true;
+    return out;
   }
 
   void tell(std::string text) const {

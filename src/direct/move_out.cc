@@ -305,9 +305,11 @@ class MoveOut {
       STASIS_TRY(tree_.check_host_memory(elsewhere));
     }
     state_.mover.use_gpus_of(tree_);
-    state_.mover.expect(agents_.bytes());
+    // While the parts of a group wait for each other, they may take more.
+    state_.mover.expect(options_.part != nullptr ? direct::kAnyAmount : agents_.bytes());
     const auto in_buffers = [&](const std::string& directory) { return to_come[directory]; };
-    STASIS_TRY(check_mover_memory(env_, state_.mover.gpus(), agents_.bytes(), in_buffers));
+    STASIS_TRY(
+        check_mover_memory(env_, state_.mover.gpus(), state_.mover.expected(env_), in_buffers));
     // A context takes as long as touching gigabytes, so the tool does both at once.
     state_.mover.begin(env_);
     return buffers && !surveys_ ? touch_buffers() : Result<void>();

@@ -290,16 +290,17 @@ MoverOptions options_for(std::span<const GpuUuid> gpus, std::uint64_t ring_bytes
   // may have grown when it is copied.
   constexpr std::uint64_t kLittle = 4 * kLeastRing;
   MoverOptions options;
-  options.buffer_bytes *=
-      std::bit_floor(std::max(ring_bytes / options.ring_bytes, std::uint64_t{1}));
   const std::uint64_t most =
       gpus.empty() ? std::max(2 * ring_bytes, 16 * kLeastRing) : gpus.size() * ring_bytes;
   const std::uint64_t least = std::max(gpus.size(), std::size_t{1}) * kLittle;
-  options.ring_bytes = most;
+  std::uint64_t all = most;
   if (bytes < most / 2) {
     const std::uint64_t pairs = bytes / options.buffer_bytes + 1;
-    options.ring_bytes = std::min(most, std::max(least, 2 * pairs * options.buffer_bytes));
+    all = std::min(most, std::max(least, 2 * pairs * options.buffer_bytes));
   }
+  const std::uint64_t share = std::min(ring_bytes, all / std::max(gpus.size(), std::size_t{1}));
+  options.buffer_bytes *= std::bit_floor(std::max(share / options.ring_bytes, std::uint64_t{1}));
+  options.ring_bytes = all;
   return options;
 }
 

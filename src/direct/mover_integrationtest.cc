@@ -766,7 +766,7 @@ TEST_F(MoverTest, RefusesGpusAndRingsThatDoNotExist) {
   ASSERT_FALSE(gpu);
   EXPECT_EQ(gpu.error().code, ErrorCode::kGpuMismatch);
   MoverOptions tiny = small();
-  tiny.ring_bytes = kMiB / 4;
+  tiny.ring_bytes = kMiB / 16;
   const auto ring = mover.prepare(tiny, {}, never_, in(seconds(30)));
   ASSERT_FALSE(ring);
   EXPECT_EQ(ring.error().code, ErrorCode::kUsage);
@@ -805,6 +805,7 @@ TEST(MoverOptionsTest, LittleContentTakesALittleRing) {
   EXPECT_EQ(options_for(one, 64 * kMiB, 32 * kMiB).ring_bytes, 64 * kMiB);
   EXPECT_EQ(options_for(one, 4 * kMiB, 0).ring_bytes, 4 * kMiB) << "no more than was asked for";
   EXPECT_EQ(options_for({}, 64 * kMiB, 0).ring_bytes, 8 * kMiB) << "any GPUs";
+  EXPECT_EQ(options_for(one, kMostRing, 0).ring_bytes, 8 * kMiB);
   for (const std::uint64_t ring : {kLeastRing, 64 * kMiB, 100 * kMiB, kMostRing}) {
     for (const std::size_t gpus : {0U, 1U, 3U, 8U}) {
       for (const std::uint64_t bytes : {0UL, 1UL, 3 * kMiB, 50 * kMiB, 1UL << 40}) {

@@ -90,7 +90,7 @@ void MoverLease::add_gpu(const GpuUuid& gpu) {
 void MoverLease::begin(const Environment& env) {
   MoverRequest request{gpus_};
   request.contexts = !contexts_when_quiesced_;
-  request.bytes = bytes_;
+  request.bytes = expected(env);
   begin([make = env.mover, request] { return make(request); }, nullptr);
 }
 
@@ -122,7 +122,7 @@ Result<void> MoverLease::take(const Environment& env, const MoverRequest& reques
   MoverRequest ours = request;
   ours.gpus = gpus_;
   ours.timeout = kBesideHeld;
-  ours.bytes = bytes_;
+  ours.bytes = expected(env);
   STASIS_TRY_ASSIGN(auto mover, take_begun(env, ours));
   mover_ = std::move(mover);
   has_digests_ = false;
@@ -136,8 +136,8 @@ Result<void> MoverLease::take_to_bring_back(const Environment& env,
   if (gpus_.empty()) use_gpus_of(of, {});
   bytes_ = bytes;
   // Without a mover the processes would take what is in images into their own memory.
-  if (!coming_.valid() && in_images <= mover_memory(env, {}, bytes)) {
-    STASIS_TRY(check_mover_memory(env, {}, bytes, nullptr));
+  if (!coming_.valid() && in_images <= mover_memory(env, {}, expected(env))) {
+    STASIS_TRY(check_mover_memory(env, {}, expected(env), nullptr));
   }
   MoverRequest request;
   request.brings_back = true;
@@ -162,7 +162,7 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // The mover may be gone, or its context good for nothing.
   MoverRequest request{gpus_};
-  request.bytes = bytes_;
+  request.bytes = expected(env);
   if (contexts_when_quiesced_) request.timeout = kBesideHeld;
   auto another = env.mover(request);
   if (!another) return fail(of_mover(std::move(another.error())));
@@ -179,9 +179,9 @@ void MoverLease::copy_beside(const Environment& env, std::vector<direct::Segment
                              std::shared_ptr<direct::Content> content, milliseconds time,
                              bool digests) {
   auto given = std::make_shared<std::vector<direct::Segment>>(std::move(segments));
-  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, bytes = bytes_, given,
-                            content = std::move(content), &stop = env.interrupt, time, digests,
-                            has_digests = has_digests_]() mutable -> Copied {
+  copying_ = in_background([mover = mover_, make = env.mover, gpus = gpus_, bytes = expected(env),
+                            given, content = std::move(content), &stop = env.interrupt, time,
+                            digests, has_digests = has_digests_]() mutable -> Copied {
     if (!mover) {
       auto made = make({.gpus = gpus, .timeout = kBesideHeld, .bytes = bytes});
       if (!made) return {nullptr, fail(std::move(made.error()))};

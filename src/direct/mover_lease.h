@@ -50,7 +50,9 @@ class MoverLease {
   const std::vector<GpuUuid>& gpus() const { return gpus_; }
   // How much it is to copy. Of a mover that was begun before, the ring stays as it is.
   void expect(std::uint64_t bytes) { bytes_ = bytes; }
-  std::uint64_t expected() const { return bytes_; }
+  std::uint64_t expected(const Environment& env) const {
+    return env.any_amount ? direct::kAnyAmount : bytes_;
+  }
 
   // The driver has restored one of the processes before: no context may be made while they run
   // (direct/mover_server.h).

@@ -13,7 +13,7 @@ namespace {
 // reason.
 constexpr std::uint64_t kSmallestGranule = 64 << 10;
 constexpr std::uint64_t kSmallestBuffer = std::uint64_t{1} << 20;
-constexpr std::uint64_t kSmallestForOne = std::uint64_t{256} << 10;
+constexpr std::uint64_t kSmallestForOne = std::uint64_t{64} << 10;
 constexpr std::uint64_t kSmallestLoad = std::uint64_t{2} << 20;
 constexpr unsigned kLoadsPerThread = 4;
 

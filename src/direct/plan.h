@@ -58,7 +58,7 @@ struct RingShares {
   std::uint64_t buffer_bytes = 0;  // two for each thread
   unsigned buffers_per_chunk = 1;
 };
-// Smaller buffers come before fewer threads, down to 1 MiB, and down to 256 KiB before a GPU gets
+// Smaller buffers come before fewer threads, down to 1 MiB, and down to 64 KiB before a GPU gets
 // no thread. kUsage if not even one thread for each GPU gets its two.
 Result<RingShares> share_ring(std::uint64_t chunk_bytes, unsigned chunks, unsigned gpus,
                               unsigned threads);

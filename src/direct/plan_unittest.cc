@@ -116,7 +116,8 @@ TEST(Plan, SharesTheRing) {
   ASSERT_TRUE(many);
   EXPECT_EQ(many->threads, 1U);
   EXPECT_EQ(many->buffer_bytes, kOneMiB / 4);
-  auto none = share_ring(2 * kOneMiB, 1, 8, 16);
+  EXPECT_TRUE(share_ring(2 * kOneMiB, 4, 64, 16));
+  auto none = share_ring(2 * kOneMiB, 1, 64, 16);
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, ErrorCode::kUsage);
 }

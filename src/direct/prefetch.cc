@@ -15,7 +15,7 @@ void Prefetch::begin(const Environment& env, std::vector<direct::PrefetchRequest
   stop_ = std::make_shared<Interrupt>();
   on_gpus_ = !requests.empty() && reservation_.reserve_prefetch();
   if (!on_gpus_) requests.clear();
-  auto work = [make = env.mover, gpus = mover_.gpus(), expected = mover_.expected(),
+  auto work = [make = env.mover, gpus = mover_.gpus(), expected = mover_.expected(env),
                content = content_.composite(), requests = std::move(requests),
                stop = stop_]() -> MoverLease::Made {
     auto mover = make({.gpus = gpus, .brings_back = true, .bytes = expected});
@@ -36,7 +36,7 @@ void Prefetch::begin(const Environment& env, std::vector<direct::PrefetchRequest
 void Prefetch::begin(const Environment& env, const std::vector<const Process*>& processes,
                      std::span<const GpuPair> pairs) {
   if (!mover_.begun()) mover_.use_gpus_of(processes, pairs);
-  const std::uint64_t expected = mover_.expected();
+  const std::uint64_t expected = mover_.expected(env);
   if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, expected, nullptr)) return;
   const bool any = std::any_of(processes.begin(), processes.end(), [](const Process* process) {
     const auto agent = direct::probe_agent(process->pid());
@@ -57,8 +57,9 @@ void Prefetch::begin(const Environment& env, const std::vector<Pid>& pids,
     }
   }
   const auto theirs = [&](const std::string&) { return room.host_bytes; };
-  if (!env.mover || mover_.begun() || !check_mover_memory(env, {}, bytes, theirs)) return;
+  if (!env.mover || mover_.begun()) return;
   mover_.expect(bytes);
+  if (!check_mover_memory(env, {}, mover_.expected(env), theirs)) return;
   content_.begin_composite();
   mover_.use_no_gpus();
   std::map<GpuUuid, direct::PrefetchRequest> requests;

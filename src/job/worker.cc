@@ -198,7 +198,9 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
   auto part = join_restore(options, wanted);
   if (!part) return worker.result(part.error());
   options.part = part->get();
-  auto report = restore(worker.session.environment(driver), options);
+  // What stays suspended is resumed by the same mover.
+  const Environment env = worker.session.environment(driver).for_any_amount();
+  auto report = restore(env, options);
   part->reset();
   if (!report) return worker.result(report.error());
   worker.figures = figures_of(*report);
@@ -208,7 +210,7 @@ WorkResult bring_back(Worker& worker, Driver& driver, const RestoreOrder& order,
       std::any_of(report->processes.begin(), report->processes.end(),
                   [](const auto& one) { return one.state == CudaState::kCheckpointed; });
   if (!suspended) return worker.result(restored);
-  auto resumed = resume(worker.session.environment(driver), report->root, {});
+  auto resumed = resume(env, report->root, {});
   if (!resumed) return worker.result(resumed.error());
   return worker.result(restored);
 }

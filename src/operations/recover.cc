@@ -101,7 +101,7 @@ Result<void> bring_memory_back(const Environment& env, const JournalRecord& reco
       for (auto& content : find_content(image))
         direct.add_image(std::move(content));
   }
-  auto moved = direct.move_in(env, processes, phases);
+  auto moved = direct.move_in(env.for_any_amount(), processes, phases);
   if (!moved) {
     const ErrorCode code = moved.error().code;
     if (code == ErrorCode::kWrongState) return fail(std::move(moved.error()));
@@ -335,7 +335,7 @@ std::optional<RecoverReport> finish_resume(const Environment& env, const Journal
   if (!record.gpu_map.empty()) {
     if (auto map = parse_gpu_map(record.gpu_map)) options.gpu_map = std::move(*map);
   }
-  auto resumed = resume(env, record.root, options);
+  auto resumed = resume(env.for_any_amount(), record.root, options);
   // Its content is not where it was: what there is without it, and the reason.
   if (!resumed && resumed.error().code == ErrorCode::kBusy) return recover_record(env, seen);
   // What is in the record and not in the tree any more is brought back by itself.
@@ -444,7 +444,7 @@ Result<RecoverReport> recover(const Environment& env, Pid pid) {
   }
   sweep();
   // Then everything in the tree that is not running, whatever left it so.
-  auto report = resume(env, root, {});
+  auto report = resume(env.for_any_amount(), root, {});
   if (!report) {
     // With a record, a target that has ended meanwhile is an answer and no failure.
     if (is_no_program(report.error()) && out.operation != Operation::kNone) return out;
