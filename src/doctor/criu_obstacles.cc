@@ -524,12 +524,9 @@ class Search {
   }
 
   void probe_protocol(Pid pid, int descriptor) {
-    std::array<char, 64> name{};
-    const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
-    const ssize_t size =
-        ::getxattr(link.c_str(), "system.sockprotoname", name.data(), name.size() - 1);
-    if (size > 0 && !dumps_protocol(name.data()))
-      signs_.add(pid, kSocket, fmt::format("{} (descriptor {})", name.data(), descriptor));
+    const auto name = procfs_.socket_protocol(pid, descriptor);
+    if (name && !dumps_protocol(*name))
+      signs_.add(pid, kSocket, fmt::format("{} (descriptor {})", *name, descriptor));
   }
 
   void probe_file(Pid pid, const std::string& link, std::string_view path,

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -384,10 +383,8 @@ Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
 Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
   STASIS_TRY_ASSIGN(auto files, open_files(pid));
   return inodes_of_sockets(files, [&](const OpenFile& file) {
-    std::array<char, 64> name{};  // "TCP", "TCPv6", "MPTCP", "UNIX-STREAM" (sockfs in net/socket.c)
-    const std::string path = fmt::format("{}/{}/fd/{}", root_, pid.value, file.descriptor);
-    return ::getxattr(path.c_str(), "system.sockprotoname", name.data(), name.size() - 1) < 0 ||
-           std::string_view(name.data()).find("TCP") != std::string_view::npos;
+    const auto name = socket_protocol(pid, file.descriptor);
+    return !name || name->find("TCP") != std::string::npos;
   });
 }
 

@@ -185,6 +185,9 @@ class ProcFs {
   // Those of them that are of TCP, or may be: the table of those (tcp_sockets()) takes 5 ms to read
   // also where it is empty.
   Result<std::vector<std::uint64_t>> tcp_socket_inodes(Pid pid) const;
+  // As the kernel names it: "TCP", "TCPv6", "MPTCP", "UNIX-STREAM". Nothing where it is no socket,
+  // or cannot be told. Waits for no file that the program serves.
+  std::optional<std::string> socket_protocol(Pid pid, int descriptor) const;
 
   // Its open files, with what each is as the kernel names it: "/dev/null", "socket:[1234]".
   // kNotPermitted, kNoSuchProcess.

@@ -1,12 +1,16 @@
 // The tables of sockets of a network namespace (/proc/PID/net), to which every process in it adds:
 // of any length.
 #include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -63,6 +67,31 @@ Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid, std::string_view n
   });
   STASIS_TRY(std::move(done));
   return out;
+}
+
+namespace {
+
+// Of the file system that sockets are in, which a socket of a program's own file system is not.
+std::optional<std::uint64_t> device_of(const UniqueFd& file) {
+  struct statx info {};
+  constexpr int kFlags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+  if (!file.valid() || ::statx(file.get(), "", kFlags, STATX_TYPE, &info) != 0) return std::nullopt;
+  return std::uint64_t{info.stx_dev_major} << 32U | info.stx_dev_minor;
+}
+
+}  // namespace
+
+std::optional<std::string> ProcFs::socket_protocol(Pid pid, int descriptor) const {
+  static const auto sockets = device_of(UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const std::string link = fmt::format("{}/{}/fd/{}", root_, pid.value, descriptor);
+  const UniqueFd held(::open(link.c_str(), O_PATH | O_CLOEXEC));
+  if (!sockets || device_of(held) != sockets) return std::nullopt;
+  std::array<char, 64> name{};
+  const std::string path = fmt::format("/proc/self/fd/{}", held.get());
+  // sockfs in net/socket.c.
+  if (::getxattr(path.c_str(), "system.sockprotoname", name.data(), name.size() - 1) < 0)
+    return std::nullopt;
+  return name.data();
 }
 
 namespace {
