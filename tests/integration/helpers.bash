@@ -195,10 +195,14 @@ assert_equal() {
   return 1
 }
 
+# assert_contains TEXT PART...: all of them.
 assert_contains() {
-  [[ $1 == *"$2"* ]] && return
-  printf 'text\n  is:      %q\n  without: %q\n' "$1" "$2" >&2
-  return 1
+  local part
+  for part in "${@:2}"; do
+    [[ $1 != *"$part"* ]] || continue
+    printf 'text\n  is:      %q\n  without: %q\n' "$1" "$part" >&2
+    return 1
+  done
 }
 
 # Changes the byte at an offset of a file, whatever it was.
