@@ -16,7 +16,8 @@ std::string words_of(const std::string& why) {
   if (why == "shared-area") return "beside other blocks in one of the driver's areas";
   if (why == "no-room") return "no GPU memory for a copy";
   if (why == "address") return "its address could not be had, and it went back";
-  if (why == "failed") return "the driver refused something";
+  if (why == "failed")
+    return "the driver refused it, as where the process may have no more addresses (ulimit -v)";
   return "of pools, of cuMemCreate, managed, or a module's";
 }
 
