@@ -165,10 +165,10 @@ class Opening {
   // Before there is a record of ours, which would replace the one that says where that image is.
   Result<void> check_what_was_left(const ImageContent* content) {
     const auto left = left_behind(targets_);
-    // A resume looks where that one did, and says so in its record.
+    // A resume looks where that one did, and says so in its record; where neither was told, that is
+    // what is remembered of each process.
     const bool goes_on = left && left->operation == Operation::kResume &&
-                         operation_ == Operation::kResume && !image_.empty() &&
-                         left->image == image_;
+                         operation_ == Operation::kResume && left->image == image_;
     STASIS_TRY(finish_stillness_of(env_, *tree_));
     STASIS_TRY(check_host_memory_of(*tree_, left));
     if (!left || goes_on) return {};

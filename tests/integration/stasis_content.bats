@@ -225,6 +225,25 @@ partial_images() { compgen -G "$image.partial-*" || true; }
   nothing_left
 }
 
+@test "a resume that is killed of what was restored to be suspended is finished, by recover and by another" {
+  local point rest
+  start_agent memory --size 4M
+  for point in resume.planned restore.before restore.after; do
+    for rest in "recover --all" "resume $TARGET"; do
+      dump_it --force
+      restore_it --leave-suspended
+      STASIS_FAULT=$point:kill capture stasis resume "$TARGET"
+      assert_equal "$status" 137
+      # shellcheck disable=SC2086
+      done_by $rest
+      in_state running
+      target_goes_on
+      nothing_left
+    done
+  done
+  restored_verifies
+}
+
 @test "ps does not promise that a program goes on by itself whose content is in an image" {
   export STASIS_SIM_GPUS=1x256M
   start_agent memory --size 64M
