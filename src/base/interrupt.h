@@ -18,6 +18,7 @@ class Interrupt {
  public:
   Interrupt() = default;
   // Asks to stop also when `outer` does, which must outlive it.
+  // NOLINTNEXTLINE(google-explicit-constructor): no copy
   explicit Interrupt(const Interrupt& outer) : outer_(&outer) {}
 
   // Async-signal-safe. The first signal counts. A later one does not break the roll-back: see

@@ -48,9 +48,8 @@ inline constexpr auto kObstacles = std::to_array<ObstacleInfo>({
 class ObstacleId {
  public:
   template <std::size_t size>
-  consteval ObstacleId(
-      const char (&name)[size])  // NOLINT(google-explicit-constructor): of a literal
-      : row_(row_of({name, size - 1})) {
+  // NOLINTNEXTLINE(google-explicit-constructor): of a literal
+  consteval ObstacleId(const char (&name)[size]) : row_(row_of({name, size - 1})) {
     if (row_ == kObstacles.size()) throw "base/obstacle_ids.inc does not have this id";
   }
   // One that another process has named; nothing if it is not in the list.

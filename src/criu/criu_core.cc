@@ -35,9 +35,6 @@ constexpr std::size_t kLargestCore =
 constexpr std::uint32_t varint(protozero::pbf_tag_type tag) {
   return tag_and_type(tag, pbf_wire_type::varint);
 }
-constexpr std::uint32_t message(protozero::pbf_tag_type tag) {
-  return tag_and_type(tag, pbf_wire_type::length_delimited);
-}
 
 std::string name_of(int number) { return fmt::format("core-{}.img", number); }
 

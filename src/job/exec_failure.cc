@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
+
 namespace stasis::job {
 namespace {
 

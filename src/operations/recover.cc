@@ -21,6 +21,7 @@
 #include "operations/part_links.h"
 #include "operations/restore_log.h"
 #include "operations/rollback.h"
+#include "proc/parking.h"
 
 namespace stasis {
 

@@ -1,5 +1,6 @@
 #include "operations/unread_state.h"
 
+#include <fcntl.h>
 #include <linux/net_tstamp.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>

@@ -27,6 +27,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/units.h"
 #include "proc/code_map.h"
 #include "proc/procfs.h"
 #include "proc/remote_syscall.h"
