@@ -165,10 +165,11 @@ class Opening {
   // Before there is a record of ours, which would replace the one that says where that image is.
   Result<void> check_what_was_left(const ImageContent* content) {
     const auto left = left_behind(targets_);
-    // A resume looks where that one did, and says so in its record; where neither was told, that is
-    // what is remembered of each process.
-    const bool goes_on = left && left->operation == Operation::kResume &&
-                         operation_ == Operation::kResume && left->image == image_;
+    // A resume looks where that one did, and says so in its record. Where neither was told, that is
+    // in the images that are remembered.
+    const bool looks_there = left && left->operation == Operation::kResume &&
+                             operation_ == Operation::kResume && left->image == image_;
+    const bool goes_on = looks_there && !image_.empty();
     STASIS_TRY(finish_stillness_of(env_, *tree_));
     STASIS_TRY(check_host_memory_of(*tree_, left));
     if (!left || goes_on) return {};
@@ -176,7 +177,7 @@ class Opening {
                          fmt::format("`stasis recover {0}`; or, if the image is elsewhere now, "
                                      "`stasis resume {0} --images-dir DIR`",
                                      left->root.value),
-                         content);
+                         content, looks_there);
   }
 
   Result<void> begin(std::span<const GpuMapEntry> gpu_map) {

@@ -122,10 +122,8 @@ std::vector<std::vector<const Process*>> by_memory(const std::vector<Recovered>&
   for (const Recovered& one : recovered) {
     if (one.initial != CudaState::kRunning) continue;
     const auto agent = direct::probe_agent(one.process.pid());
-    if (agent && *agent && (*agent)->shares)
-      together.push_back(&one.process);
-    else
-      groups.push_back({&one.process});
+    const bool shares = agent && *agent && (*agent)->shares;
+    shares ? together.push_back(&one.process) : groups.push_back({&one.process});
   }
   if (!together.empty()) groups.insert(groups.begin(), std::move(together));
   return groups;

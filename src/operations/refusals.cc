@@ -165,13 +165,19 @@ Result<void> refuse_unstoppable(const ProcessTree& tree) {
 }
 
 Result<void> check_content(const ProcessTree& tree, const std::string& remedy,
-                           const ImageContent* known) {
+                           const ImageContent* known, bool remembered) {
   for (const TreeMember& member : tree.members()) {
     if (!member.initial || !member.process.alive()) continue;
     STASIS_TRY_ASSIGN(auto agent, direct::probe_agent(member.process.pid()));
     if (!agent || agent->content_id == direct::ContentId{}) continue;
     if (known != nullptr && agent->content_id == known->id()) continue;
     const auto memory = recall_suspended(member.process);
+    const auto images = remembered && memory ? find_content(memory->image)
+                                             : std::vector<std::shared_ptr<ImageContent>>();
+    if (std::any_of(images.begin(), images.end(),
+                    [&](const auto& image) { return image->id() == agent->content_id; })) {
+      continue;
+    }
     const std::string where = memory && !memory->image.empty() ? memory->image : "an image";
     return fail(ErrorCode::kBusy,
                 fmt::format("the content of process {}'s GPU memory is in {} and nowhere else",

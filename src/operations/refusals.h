@@ -29,8 +29,9 @@ Result<void> refuse_driver_obstacles(const Environment& env, const std::vector<T
                                      bool ignore, std::set<Pid>& checked, bool quiesced = false);
 
 // kBusy if the content of a process's GPU memory is in an image and nowhere else, which is not
-// `known`; `remedy` is what brings it back.
+// `known`, nor, if those are `remembered`, in one that stands in the process's record; `remedy` is
+// what brings it back.
 Result<void> check_content(const ProcessTree& tree, const std::string& remedy,
-                           const ImageContent* known = nullptr);
+                           const ImageContent* known = nullptr, bool remembered = false);
 
 }  // namespace stasis
