@@ -53,14 +53,15 @@ void print(Context& context, const AttachReport& report) {
 }
 
 std::vector<CLI::Option*> add_attach_way(CLI::App& command, AttachWay& way) {
-  return {add_duration(
-              command, "--watch-graphs", "s",
-              [&way](std::chrono::milliseconds time) { way.watch = time; },
-              "how long to watch the programs for CUDA graphs; a bare "
-              "number is seconds, where that of --timeout is milliseconds [500ms]"),
-          command.add_flag("--graphs-are-safe", way.graphs_are_safe,
-                           "no CUDA graph of the programs has a copy from or to the host in it: do "
-                           "not watch them")};
+  return {
+      add_duration(
+          command, "--watch-graphs", "s",
+          [&way](std::chrono::milliseconds time) { way.watch = time; },
+          "how long to watch the programs for CUDA graphs; a bare number is seconds, where that of "
+          "--timeout is milliseconds [500ms]"),
+      command.add_flag("--graphs-are-safe", way.graphs_are_safe,
+                       "no CUDA graph of the programs has a copy from or to the host in it: do "
+                       "not watch them")};
 }
 
 }  // namespace

@@ -142,8 +142,7 @@ CLI::Option* add_ring(CLI::App& command, std::uint64_t& bytes) {
             bytes = *ring;
           },
           "pinned host memory that the direct path copies through at most, for each GPU; with K, M "
-          "or "
-          "G, 2M to 2G; a resume or a restore takes up to two GPUs' or 32M [STASIS_RING, 64M]")
+          "or G, 2M to 2G; a resume or a restore takes up to two GPUs' or 32M [STASIS_RING, 64M]")
       ->type_name("SIZE");
 }
 

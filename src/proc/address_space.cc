@@ -99,7 +99,8 @@ Result<AddressSpace> AddressSpace::open_now(Pid pid) {
     const bool gone = birth.error().code == ErrorCode::kNoSuchProcess || has_ended(pid);
     return fail(gone ? no_longer_there(pid) : std::move(birth.error()));
   }
-  // Kernels before 6.16 open the memory of such a one, too, which says nothing.
+  // Where a kernel opens the memory of such a one, too, it says nothing: of a program that is
+  // there, two words at least.
   if (birth->auxv.empty()) return fail(no_longer_there(pid));
   AddressSpace space(pid, std::move(*memory), std::move(*birth));
   // An execve between the two would have bound this to what is no more, and compare it with what
