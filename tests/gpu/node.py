@@ -6,6 +6,7 @@ passes SIGTERM on, and ends as it ends. What has its number when it was killed, 
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -51,7 +52,12 @@ def main():
     netlink.add_address(options.interface, options.address)
     netlink.bring_up(options.interface)
     child = subprocess.Popen(options.command, start_new_session=True)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child.pid, signal.SIGTERM))
+
+    def pass_on(*_):
+        # The program ends by itself where a rank of the other node has told it to.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, pass_on)
     with open(options.pid_file + ".new", "w", encoding="ascii") as file:
         file.write(str(child.pid))
     os.replace(options.pid_file + ".new", options.pid_file)
