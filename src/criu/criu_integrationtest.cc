@@ -23,6 +23,7 @@
 #include "criu/criu_test_fixture.h"
 #include "criu/criu_test_targets.h"
 #include "proc/procfs.h"
+#include "tests/fakes/thoroughness.h"
 
 namespace stasis {
 namespace {
@@ -140,7 +141,7 @@ TEST_F(CriuTest, ADeadlineStopsADumpAndTheTargetRunsOn) {
 
 // Collects all below us but the target, what killed ones have left included: we are the subreaper.
 bool only_the_target_is_left(Pid target) {
-  for (int i = 0; i < 30000; ++i) {
+  for (int i = 0; i < 6000; ++i) {
     bool more = false;
     const auto tree = proc::ProcFs().tree(Pid{::getpid()});
     if (!tree) return false;
@@ -150,7 +151,7 @@ bool only_the_target_is_left(Pid target) {
       ::waitpid(process.pid.value, nullptr, WNOHANG);
     }
     if (!more) return true;
-    std::this_thread::sleep_for(milliseconds(2));
+    std::this_thread::sleep_for(milliseconds(10));
   }
   return false;
 }
@@ -159,7 +160,7 @@ bool only_the_target_is_left(Pid target) {
 TEST_F(CriuTest, TheTargetRunsOnIfWeAreKilled) {
   Target target("large", target_dir());
   const std::string before = description(target.pid());
-  for (int delay = 0; delay <= 400; delay += 40) {
+  for (int delay = 0; delay <= 400; delay += fakes::times(80, 40)) {
     const pid_t tool = ::fork();
     if (tool == 0) {
       (void)dump(target, {}, []() -> Result<void> {
@@ -448,7 +449,7 @@ TEST_F(CriuTest, ARestoreIsWholeOrNothingIfWeAreKilled) {
   ASSERT_TRUE(dump(target));
   ASSERT_TRUE(target.reap());
   int gone = 0;
-  for (int delay = 0; delay <= 450; delay += 90) {
+  for (int delay = 0; delay <= 450; delay += fakes::times(150, 90)) {
     const pid_t tool = ::fork();
     if (tool == 0) {
       (void)restore(pid, {}, []() -> Result<void> {

@@ -1,7 +1,7 @@
 """Holds JSON against a schema of docs/schema, to the letter: a key that the schema does not know is
 a mistake of one of them.
 
-    check_schema.py SCHEMAS NAME < OUTPUT
+    check_schema.py SCHEMAS NAME FILE [NAME FILE]...
 """
 
 import json
@@ -27,16 +27,21 @@ def strict(schema):
 
 
 def main():
-    folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-    schemas = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.schema.json")}
-    schema = strict(schemas[f"{name}.schema.json"])
-    jsonschema.Draft7Validator.check_schema(schema)
-    store = {known: strict(one) for known, one in schemas.items()}
-    resolver = jsonschema.RefResolver("", schema, store=store)
-    errors = list(jsonschema.Draft7Validator(schema, resolver=resolver).iter_errors(json.load(sys.stdin)))
-    for error in errors:
-        print(f"{name}: {'/'.join(map(str, error.absolute_path)) or 'top'}: {error.message[:400]}", file=sys.stderr)
-    return 1 if errors else 0
+    folder, outputs = pathlib.Path(sys.argv[1]), sys.argv[2:]
+    store = {path.name: strict(json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("*.schema.json")}
+    validators, wrong = {}, 0
+    for name, output in zip(outputs[::2], outputs[1::2]):
+        if name not in validators:
+            schema = store[f"{name}.schema.json"]
+            jsonschema.Draft7Validator.check_schema(schema)
+            resolver = jsonschema.RefResolver("", schema, store=store)
+            validators[name] = jsonschema.Draft7Validator(schema, resolver=resolver)
+        said = json.loads(pathlib.Path(output).read_text(encoding="utf-8"))
+        for error in validators[name].iter_errors(said):
+            wrong = 1
+            print(f"{name}: {'/'.join(map(str, error.absolute_path)) or 'top'}: {error.message[:400]}: "
+                  f"{json.dumps(said)[:400]}", file=sys.stderr)
+    return wrong
 
 
 if __name__ == "__main__":

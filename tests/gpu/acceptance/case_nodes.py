@@ -4,6 +4,7 @@ They are joined by a veth pair; where the kernel has none, by one loopback inter
 """
 
 import concurrent.futures
+import contextlib
 import os
 import re
 import shutil
@@ -138,7 +139,9 @@ class Job:
     def finish(self):
         """SIGTERM to both; each has to say that it verified its rounds."""
         for node in self.nodes:
-            os.kill(node.first, signal.SIGTERM)
+            # A rank that ends tells the other's, which may be gone by then.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node.first, signal.SIGTERM)
         found = []
         for node in self.nodes:
             node.target.wait_ended(120)
