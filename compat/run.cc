@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/printable.h"
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "checkpoint/ranks.h"
@@ -178,15 +179,20 @@ class Tool {
 
   // The driver gives a process up that it finds no room for (NVIDIA/cuda-checkpoint#44). What an
   // agent has taken past the driver comes back when there is room.
-  Result<void> check_room(const Process& process) const {
-    const auto agent = direct::probe_agent(process.pid());
-    if (agent && *agent && direct::is_away((*agent)->state)) return {};
+  Result<GpuRoom> find_room(const Process& process) const {
     const auto memory = recall_suspended(process);
-    if (!memory || memory->uses.empty()) return {};
-    const auto gpus = driver_.gpus();
-    if (!gpus) return {};
+    if (!memory || memory->uses.empty()) return GpuRoom();
     const std::vector<GpuPair> pairs = options_.gpus ? *options_.gpus : std::vector<GpuPair>();
-    return check_gpu_memory(memory->uses, pairs, *gpus);
+    const GpuRoom::Wait wait{interrupt_};
+    const auto agent = direct::probe_agent(process.pid());
+    if (agent && *agent && direct::is_away((*agent)->state))
+      return GpuRoom::hold(targets_of(memory->uses, pairs), wait);
+    return GpuRoom::find(driver_, memory->uses, pairs, wait);
+  }
+
+  Result<void> restore(Process& process) const {
+    STASIS_TRY_ASSIGN(const auto room, find_room(process));
+    return options_.gpus ? process.restore(*options_.gpus) : process.restore();
   }
 
   // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
@@ -216,8 +222,7 @@ class Tool {
         done = checkpoint(*process);
         break;
       case Action::kRestore:
-        done = check_room(*process);
-        if (done) done = options_.gpus ? process->restore(*options_.gpus) : process->restore();
+        done = restore(*process);
         break;
       default:
         done = unlock(*process);
@@ -313,8 +318,7 @@ class Tool {
   // Once its memory is back, nothing is gained by stopping halfway: it goes on to running.
   Result<void> resume(Process& process) const {
     auto done = interrupt_.check();
-    if (done) done = check_room(process);
-    if (done) done = process.restore();
+    if (done) done = restore(process);
     if (done) done = unlock(process);
     return done;
   }

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "checkpoint/gpu_room.h"
 #include "criu/criu_sockets.h"
 #include "criu_api.h"
 #include "direct/neighbours.h"
@@ -259,7 +260,12 @@ Result<void> RestoreSession::resume_tree(Pid root) {
       log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
                   begun.error().message);
     }
-    STASIS_TRY(tree.restore(work->pairs, quiet));
+    {
+      // What this takes is not to be what another operation has found.
+      const Interrupt never;
+      const auto room = GpuRoom::hold(work->targets, {never});
+      STASIS_TRY(tree.restore(work->pairs, quiet));
+    }
     for (TreeMember& member : tree.members()) {
       if (!member.initial || !member.process.alive()) continue;
       STASIS_TRY(member.process.bring_to(*member.initial));

@@ -142,11 +142,4 @@ Result<void> refuse_recovery_beside_ranks(const Environment& env, const JournalR
   return alone;
 }
 
-std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {
-  std::set<GpuUuid> gpus;
-  for (const GpuUse& use : needed)
-    gpus.insert(target_of(use.gpu, pairs));
-  return gpus;
-}
-
 }  // namespace stasis

@@ -35,7 +35,4 @@ Result<void> refuse_beside_ranks(const Environment& env, const std::vector<proc:
 // record with it.
 Result<void> refuse_recovery_beside_ranks(const Environment& env, const JournalRecord& record);
 
-// Where these come back.
-std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
-
 }  // namespace stasis

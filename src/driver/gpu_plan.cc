@@ -45,6 +45,13 @@ GpuUuid target_of(const GpuUuid& gpu, std::span<const GpuPair> pairs) {
   return pair == pairs.end() ? gpu : pair->to;
 }
 
+std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {
+  std::set<GpuUuid> gpus;
+  for (const GpuUse& use : needed)
+    gpus.insert(target_of(use.gpu, pairs));
+  return gpus;
+}
+
 namespace {
 
 std::map<GpuUuid, std::uint64_t> needed_on(std::span<const GpuUse> needed,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,9 @@ inline constexpr std::uint64_t kContextBytes = 640ULL << 20;
 
 // Where what was on `gpu` goes: there, if no pair says otherwise.
 GpuUuid target_of(const GpuUuid& gpu, std::span<const GpuPair> pairs);
+
+// Where these come back.
+std::set<GpuUuid> targets_of(std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
 
 // The complete map for the driver, empty if everything stays where it was. `from` are the GPUs the
 // processes were on.

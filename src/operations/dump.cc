@@ -430,7 +430,7 @@ class DumpRun {
     connections_.unlock();
     host_.request_stop();
     opened_->direct.make_room(env_.driver, needed_, {});
-    auto back = tree().roll_back();
+    auto back = roll_back_tree(env_, tree());
     host_.stop();
     // CRIU died after it had the word to end the tree: the image may be all that is left of the
     // job.
@@ -495,7 +495,7 @@ class DumpRun {
   Result<void> let_job_go_on() {
     connections_.unlock();
     opened_->direct.make_room(env_.driver, needed_, {});
-    auto back = tree().roll_back();
+    auto back = roll_back_tree(env_, tree());
     if (back)
       back = go_on_with_memory(env_, *opened_, phases_);
     else

@@ -14,7 +14,6 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
 #include "direct/neighbours.h"
-#include "driver/gpu_plan.h"
 #include "image/image_reader.h"
 #include "operations/host_memory.h"
 #include "operations/leftovers.h"
@@ -26,17 +25,6 @@
 namespace stasis {
 
 namespace {
-
-// Restores the GPU state of a process, which a restore that was killed may have brought to another
-// machine than the one it was on.
-Result<void> restore_state(Driver& driver, Process& process) {
-  std::vector<GpuPair> pairs;
-  if (auto memory = recall_suspended(process); memory && !memory->gpus.empty()) {
-    STASIS_TRY_ASSIGN(auto gpus, driver.gpus());
-    STASIS_TRY_ASSIGN(pairs, plan_gpu_map(driver, {}, memory->gpus, gpus));
-  }
-  return process.restore(pairs);
-}
 
 struct Recovered {
   Process process;
@@ -80,7 +68,7 @@ Result<std::optional<Recovered>> recover_target(const Environment& env, const Jo
   if (!state) return std::optional<Recovered>();
   auto done = finish_stillness(env, *process);
   if (done && *state == CudaState::kCheckpointed && target.initial != CudaState::kCheckpointed) {
-    done = restore_state(driver, *process);
+    done = restore_state(env, *process);
     // Another was quicker, such as a call that a killed tool has left: bring_to() does the rest.
     if (!done && done.error().code == ErrorCode::kWrongState) done = {};
   }

@@ -12,6 +12,7 @@
 #include "base/background.h"
 #include "base/fault_point.h"
 #include "base/scope_guard.h"
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/group_part.h"
 #include "direct/neighbours.h"
 #include "image/image_reader.h"
@@ -434,8 +435,15 @@ class RestoreRun {
     phases_.begin("restore");
     if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
     direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
-    STASIS_TRY(
-        job_->bring_back(targets_, plan_.pairs, env_.progress, [this] { direct_.settle(); }));
+    // If the room has been taken since it was looked at, the image is there still. What this takes
+    // is not to be what another operation has found.
+    STASIS_TRY_ASSIGN(auto room,
+                      GpuRoom::hold(targets_of(plan_.needed, plan_.pairs),
+                                    {env_.interrupt, [this](auto text) { env_.tell(text); }}));
+    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] {
+      room.leave();
+      direct_.settle();
+    }));
     if (!options_.leave_suspended) STASIS_TRY(bring_content_back());
     return fault(FaultPoint::kRestoreBack);
   }

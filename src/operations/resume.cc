@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/neighbours.h"
@@ -17,9 +18,14 @@ namespace stasis {
 
 namespace {
 
-// The complete GPU map, once it is sure that the memory fits.
-Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const ProcessTree& tree,
-                                            const ResumeOptions& options) {
+struct ResumePlan {
+  std::vector<GpuPair> pairs;  // the complete GPU map
+  GpuRoom room;                // until the driver has restored
+};
+
+// Once it is sure that the memory fits.
+Result<ResumePlan> check_and_plan(const Environment& env, const ProcessTree& tree,
+                                  const ResumeOptions& options) {
   std::vector<GpuUse> needed;
   std::vector<Gpu> from;
   for (const TreeMember& member : tree.members()) {
@@ -31,15 +37,16 @@ Result<std::vector<GpuPair>> check_and_plan(const Environment& env, const Proces
     needed.insert(needed.end(), memory->uses.begin(), memory->uses.end());
     if (from.empty()) from = std::move(memory->gpus);
   }
-  if (needed.empty() && from.empty() && options.gpu_map.empty()) return std::vector<GpuPair>();
+  if (needed.empty() && from.empty() && options.gpu_map.empty()) return ResumePlan();
   STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
   if (from.empty()) from = gpus;
   STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(env.driver, options.gpu_map, from, gpus));
-  STASIS_TRY(check_gpu_memory(needed, pairs, gpus));
+  STASIS_TRY_ASSIGN(auto room, GpuRoom::find(env.driver, needed, pairs,
+                                             {env.interrupt, [&](auto text) { env.tell(text); }}));
   const auto targets = targets_of(needed, pairs);
   STASIS_TRY(refuse_beside_ranks(env, tree.infos(), targets));
   tell_of_neighbours_to_come(env, tree.infos(), targets);
-  return pairs;
+  return ResumePlan{std::move(pairs), std::move(room)};
 }
 
 // Before the driver is asked: what a process shares comes back with those that it shares it with,
@@ -176,14 +183,14 @@ class ResumeRun {
   Result<void> get_ready(const Result<void>& named) {
     STASIS_TRY(refuse_some_of_sharers(tree()));
     STASIS_TRY(opened_->direct.come_back(env_));
-    STASIS_TRY_ASSIGN(pairs_, check_and_plan(env_, tree(), options_));
+    STASIS_TRY_ASSIGN(plan_, check_and_plan(env_, tree(), options_));
     STASIS_TRY(named);
     // Before what was written down, which may be damaged.
     if (named_) opened_->direct.add_image(std::move(named_));
     for (const Process* process : cuda_processes(tree()))
       STASIS_TRY(add_images_of(*process));
     STASIS_TRY(opened_->direct.check_found(env_, cuda_processes(tree())));
-    opened_->direct.prefetch(env_, cuda_processes(tree()), pairs_);
+    opened_->direct.prefetch(env_, cuda_processes(tree()), plan_.pairs);
     STASIS_TRY(fault(FaultPoint::kResumePlanned));
     return env_.interrupt.check();
   }
@@ -207,7 +214,8 @@ class ResumeRun {
 
   Result<void> restore() {
     phases_.begin("restore");
-    STASIS_TRY(tree().restore(pairs_, env_.progress));
+    STASIS_TRY(tree().restore(plan_.pairs, env_.progress));
+    plan_.room.leave();
     // Past this point going on is the way out, also for who finds our record: every process is
     // whole on the GPU, and an unlock is quicker than a checkpoint.
     for (TreeMember& member : tree().members()) {
@@ -271,7 +279,7 @@ class ResumeRun {
   std::shared_ptr<ImageContent> named_;
   std::optional<OpenedTree> opened_;
   bool ran_ = false;  // before
-  std::vector<GpuPair> pairs_;
+  ResumePlan plan_;
 };
 
 }  // namespace

@@ -8,15 +8,70 @@
 
 #include "base/phases.h"
 #include "base/scope_guard.h"
+#include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
+#include "driver/gpu_plan.h"
 
 namespace stasis {
+
+Result<GpuRoom> find_room(const Environment& env, const std::vector<Pid>& processes,
+                          std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {
+  const GpuRoom::Wait wait{env.interrupt, [&env](auto text) { env.tell(text); }};
+  const bool away = std::any_of(processes.begin(), processes.end(), [](Pid pid) {
+    const auto agent = direct::probe_agent(pid);
+    return agent && *agent && direct::is_away((*agent)->state);
+  });
+  if (away) return GpuRoom::hold(targets_of(needed, pairs), wait);
+  return GpuRoom::find(env.driver, needed, pairs, wait);
+}
+
+Result<void> restore_state(const Environment& env, Process& process) {
+  std::vector<GpuPair> pairs;
+  const auto memory = recall_suspended(process);
+  if (memory && !memory->gpus.empty()) {
+    STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
+    STASIS_TRY_ASSIGN(pairs, plan_gpu_map(env.driver, {}, memory->gpus, gpus));
+  }
+  const auto room =
+      find_room(env, {process.pid()}, memory ? memory->uses : std::vector<GpuUse>(), pairs);
+  if (room) return process.restore(pairs);
+  Error why = room.error();
+  if (why.code == ErrorCode::kOutOfGpuMemory)
+    why.remedy = fmt::format(
+        "process {0} stays suspended: free GPU memory, then run `stasis "
+        "recover {0}` again",
+        process.pid().value);
+  return fail(std::move(why));
+}
+
+Result<void> roll_back_tree(const Environment& env, ProcessTree& tree) {
+  std::vector<Pid> processes;
+  std::vector<GpuUse> needed;
+  for (const TreeMember& member : tree.members()) {
+    if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
+    const auto state = member.process.cuda_state();
+    const auto use = tree.gpu_use().find(member.process.pid());
+    if (!state || *state != CudaState::kCheckpointed || use == tree.gpu_use().end()) continue;
+    processes.push_back(member.process.pid());
+    needed.insert(needed.end(), use->second.begin(), use->second.end());
+  }
+  // The user's interrupt has led here, or comes too late.
+  const Interrupt never;
+  auto room = find_room(env.with(never), processes, needed, {});
+  if (room || room.error().code != ErrorCode::kOutOfGpuMemory) return tree.roll_back();
+  tree.dismiss();
+  remember_suspended(tree);
+  return fail(
+      ErrorCode::kNotRolledBack,
+      fmt::format("process {} stays suspended: {}", processes.front().value, room.error().message),
+      fmt::format("free GPU memory, then run `stasis recover {}`", tree.root().value));
+}
 
 Error roll_back(const Environment& env, OpenedTree& opened, Error why, const std::string& stays) {
   CurrentPhase::set(kRollBackPhase);
   const ScopeGuard end_phase([] { CurrentPhase::set({}); });
   opened.direct.wait_for_copy(why);
-  return rolled_back(env, opened, std::move(why), opened.tree.roll_back(), stays);
+  return rolled_back(env, opened, std::move(why), roll_back_tree(env, opened.tree), stays);
 }
 
 Error rolled_back(const Environment& env, OpenedTree& opened, Error why, Result<void> back,

@@ -3,15 +3,30 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "checkpoint/gpu_room.h"
 #include "operations/open.h"
 
 namespace stasis {
 
 // CurrentPhase during a roll-back, which is no measured phase.
 inline constexpr const char* kRollBackPhase = "roll back";
+
+// Where `needed` is to come back, by the driver: GpuRoom::find(). What an agent has taken past the
+// driver waits for room of its own, so that nothing is looked at where one of `processes` has some.
+Result<GpuRoom> find_room(const Environment& env, const std::vector<Pid>& processes,
+                          std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
+
+// Restores the GPU state of a process, which a restore that was killed may have brought to another
+// machine than the one it was on. kOutOfGpuMemory: it stays suspended.
+Result<void> restore_state(const Environment& env, Process& process);
+
+// ProcessTree::roll_back(). Where there is no room for what the driver would bring back it is not
+// asked: kNotRolledBack, with the figures, and the processes stay as they are.
+Result<void> roll_back_tree(const Environment& env, ProcessTree& tree);
 
 // Rolls the tree back after `why`, and closes the journal if that worked. Returns the error to
 // report: `why`, saying that everything is as before, but for what `stays` says, or kNotRolledBack

@@ -60,9 +60,6 @@ opened_at() {
   wait "$tool" || status=$?
   err=$(<"$BATS_TEST_TMPDIR/late.err")
 }
-# stopped_below PID: its child has stopped itself.
-stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
-
 @test "memory that a process opens when the agents were asked already is not lost" {
   go=$BATS_TEST_TMPDIR/go
   start_doing share "$go"

@@ -517,6 +517,33 @@ END
   grep -q '^verified' "$BATS_TEST_TMPDIR/tty2"
 }
 
+@test "a job whose room another program has taken during a dump is not asked back of the driver, but stays suspended" {
+  need_root "CRIU"
+  export STASIS_SIM_GPUS=1x256M
+  local tool status=0
+  start_target memory --size 100M
+  STASIS_FAULT=dump.ending:stop timeout -k 5 60 stasis dump "$TARGET" "$image" --leave-running \
+    >/dev/null 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  tool=$!
+  wait_until 60 stopped_below "$tool"
+  start_hog 200M
+  kill -CONT "$(pgrep -P "$tool")"
+  wait "$tool" || status=$?
+  assert_equal "$status" 12 "$(<"$BATS_TEST_TMPDIR/err")"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/err")" "process $TARGET stays suspended: GPU-" "104 MiB is needed" \
+    "free GPU memory, then run \`stasis recover $TARGET\`" "the image $image is complete"
+  in_state checkpointed
+  refused 11 out-of-gpu-memory recover "$TARGET"
+  assert_contains "$err" "104 MiB is needed" "stays suspended: free GPU memory, then run"
+  in_state checkpointed
+  kill -KILL "$HOG"
+  wait_until 60 eval '(($(gpu_used_of 0) == 0))'
+  done_by recover "$TARGET"
+  target_goes_on
+  target_verifies
+  nothing_left
+}
+
 # --- another machine
 
 @test "an image is restored on another machine, whose GPUs are others" {

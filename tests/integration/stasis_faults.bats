@@ -44,7 +44,6 @@ becomes_another_at() {
   wait "$tool" || status=$?
   err=$(<"$BATS_TEST_TMPDIR/tool.err")
 }
-stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
 is_sleep() { [[ $(<"/proc/$1/comm") == sleep ]]; }
 
 @test "a process that becomes another program before the lock is not taken for one that has ended" {

@@ -316,6 +316,9 @@ restore_it() {
   done_by restore --images-dir "$image" --detach "$@"
 }
 
+# stopped_below PID: its child has stopped itself.
+stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
+
 # A GPU memory hog that takes what is free but for SIZE: for lack of room. Sets HOG.
 start_hog() {
   local log=$BATS_TEST_TMPDIR/hog.log

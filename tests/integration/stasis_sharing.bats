@@ -362,9 +362,6 @@ END
   done
 }
 
-# stopped_below PID: its child has stopped itself.
-stopped_below() { grep -qsE "^State:[[:space:]]+T" "/proc/$(pgrep -P "$1")/status"; }
-
 @test "a suspend that is interrupted when the ranks have given their memory up takes all of it back" {
   local tool status=0
   start_ranks 2

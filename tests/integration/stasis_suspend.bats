@@ -343,6 +343,43 @@ END
   target_verifies
 }
 
+# comes_back_slowly PID: its resume is under way, as BACK, and has asked the driver, which takes its time.
+comes_back_slowly() {
+  STASIS_SIM_FAULTS="restore:delay=1500ms" timeout -k 5 60 stasis resume "$1" >/dev/null 2>&1 3>&- &
+  BACK=$!
+  wait_until 60 compgen -G "$STASIS_STATE_DIR/GPU-*.lock" >/dev/null
+}
+
+# The driver gives one up that it finds no room for.
+@test "of two processes that come back at once to the room of one, the driver is asked for one" {
+  export STASIS_SIM_GPUS=1x120M
+  local first way
+  start_target memory --size 64M
+  first=$TARGET
+  done_by suspend "$first"
+  start_target memory --size 64M
+  done_by suspend "$TARGET"
+  for way in "stasis resume" "cuda-checkpoint --action restore --pid" "cuda-checkpoint --toggle --pid"; do
+    rm -f "$STASIS_STATE_DIR"/GPU-*.lock
+    comes_back_slowly "$first"
+    # shellcheck disable=SC2086
+    capture timeout -k 5 60 $way "$TARGET"
+    ((status != 0)) || return 1
+    assert_contains "$err" "MiB of memory free, and 68.0 MiB is needed"
+    in_state checkpointed "$TARGET"
+    wait "$BACK"
+    in_state running "$first"
+    done_by suspend "$first"
+  done
+  comes_back_slowly "$first"
+  wait "$BACK"
+  kill -KILL "$first"
+  wait_until 60 gpu_is_free
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
+
 @test "resume that runs out of GPU memory in the driver leaves the whole tree suspended" {
   start_tree --size 4M
   done_by suspend "$TARGET"
