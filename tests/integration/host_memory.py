@@ -77,7 +77,7 @@ class Program:
             return child
         while True:
             self.sums["shared"].check("what the child shares")
-            time.sleep(0.3)
+            time.sleep(0.6)
 
     def open_gpu(self):
         self.driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -109,7 +109,7 @@ def main():
         with open(sys.argv[1], "w", encoding="ascii") as status:
             status.write(f"round {number}\n")
         # For others: tests run side by side. A restored program's processor time begins anew.
-        time.sleep(min(0.3, max(0, 3 * (time.process_time() - began))))
+        time.sleep(min(0.6, max(0, 3 * (time.process_time() - began))))
 
 
 if __name__ == "__main__":
