@@ -263,3 +263,25 @@ s.bind((sys.argv[1], int(sys.argv[2]))); s.listen(); open(sys.argv[3], "w"); tim
   capture stasis logs "$image" --full --json
   assert_equal "$status" 2
 }
+
+@test "an image of an older writer is restored: what its manifest lacks counts as unknown" {
+  start_target memory --size 1M
+  dump_it
+  # All that the format says may be missing, and this image need not have.
+  edited '
+for name in ("beside", "job_name", "socket_state"):
+  m.pop(name, None)
+for one in m["phases"]:
+  one.pop("begins_microseconds", None)
+for one in m["processes"]:
+  for name in ("threads", "tcp_ports", "kernel_state"):
+    one.pop(name, None)
+'
+  ! grep -qE '"(beside|socket_state|begins_microseconds|threads|kernel_state)"' "$edited/manifest.json" || return 1
+  grep -q '"format": 1,' "$edited/manifest.json"
+  grep -q '"kernel_state"' "$image/manifest.json" # so it was there
+  done_by verify "$edited"
+  done_by inspect "$edited"
+  done_by restore "$edited" --detach
+  target_goes_on
+}
