@@ -187,6 +187,20 @@ need_clang() { command -v "$1-14" >/dev/null || skip "$1-14 is not installed"; }
   caught extra "differs from --help"
 }
 
+@test "extra: a variable that the code reads, and no page has" {
+  write docs/environment.md '`STASIS_CRIU`' '`HOME`' '`STASIS_BUILD`'
+  write src/base/a.cc 'const char* a() { return getenv("STASIS_CRIU"); }' 'const char* b() { return ::secure_getenv("SUDO_UID"); }'
+  write src/base/a_unittest.cc 'const char* parts() { return std::getenv("STASIS_GROUP_PARTS"); }'
+  write deploy/script 'echo "${STASIS_CRIU:-}"'
+  write CMakeLists.txt 'set(home $ENV{HOME})'
+  write tests/one.bats ': "${STASIS_BUILD:?}"'
+  git -C "$TREE" init -q
+  run "$TREE/tools/check.d/environment"
+  [ "$status" -eq 1 ]
+  [[ $output == *"read, and not in docs/environment.md:"*STASIS_GROUP_PARTS*SUDO_UID* ]]
+  [[ $output != *STASIS_CRIU* ]]
+}
+
 @test "extra: a C interface that is not what it was" {
   command -v cc >/dev/null || skip "there is no C compiler"
   mkdir -p "$TREE/capi"
