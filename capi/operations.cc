@@ -8,6 +8,7 @@
 #include "base/fd.h"
 #include "capi/handles.h"
 #include "image/criu_options.h"
+#include "job/images.h"
 #include "job/inside.h"
 #include "job/swap.h"
 #include "operations/agent_library.h"
@@ -162,7 +163,7 @@ Result<DumpOptions> read(const stasis_dump_options& given) {
 Result<RestoreOptions> read(const stasis_restore_options& given, std::list<UniqueFd>& copies) {
   if (given.images_dir == nullptr) return misuse("stasis_restore_options.images_dir is not set");
   RestoreOptions out;
-  out.images_dir = given.images_dir;
+  out.images_dir = job::image_in(given.images_dir);
   STASIS_TRY_ASSIGN(auto map, gpu_map(given.gpu_pairs, given.gpu_pair_count));
   out.gpu_map = std::move(map);
   out.leave_suspended = given.leave_suspended;
@@ -464,8 +465,8 @@ stasis_error* stasis_inspect(stasis_session* session, const stasis_inspect_optio
     if (session != nullptr) env.emplace(given->environment(*session));
     const Error no_driver{ErrorCode::kDriverMissing, "no driver was given", "open a session first"};
     STASIS_TRY_ASSIGN(auto done, inspect(env ? &*env : nullptr, no_driver,
-                                         {capi::text(read.images_dir), read.verify, std::move(map),
-                                          capi::path(read.criu)},
+                                         {job::image_in(read.images_dir), read.verify,
+                                          std::move(map), capi::path(read.criu)},
                                          *given, given->interrupt()));
     return capi::give_text(json_text(to_json(done)), report);
   });

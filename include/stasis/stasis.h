@@ -391,7 +391,9 @@ typedef struct stasis_restore_options {
 } stasis_restore_options;
 STASIS_API void stasis_restore_options_init(stasis_restore_options* options, size_t size);
 /* Brings it back. Its root becomes a child of this process: waitpid() collects it. SIGCHLD must not
- * be ignored. `options` must be given. */
+ * be ignored. `options` must be given. Of a directory with numbered images (000001, 000002) it
+ * takes the newest. The image of a job of `stasis run --images-dir` is refused: that program alone
+ * goes on with it, and the remedy has its command line. */
 STASIS_API stasis_error* stasis_restore(stasis_session* session,
                                         const stasis_restore_options* options,
                                         const stasis_call* call, char** report);
@@ -437,8 +439,8 @@ typedef struct stasis_inspect_options {
 } stasis_inspect_options;
 STASIS_API void stasis_inspect_options_init(stasis_inspect_options* options, size_t size);
 /* What is in an image, and whether it can be restored on this machine. `session` may be NULL, where
- * there is no driver. An image that cannot be restored is no error: see "restorable" and "checks".
- */
+ * there is no driver. Of a job's directory it takes the newest image. An image that cannot be
+ * restored is no error: see "restorable" and "checks". */
 STASIS_API stasis_error* stasis_inspect(stasis_session* session,
                                         const stasis_inspect_options* options,
                                         const stasis_call* call, char** report);

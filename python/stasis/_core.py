@@ -371,7 +371,9 @@ def restore(
     CRIU's key ("pipe:[1234]") to a descriptor (or a file) of this process that takes its place.
     `map_addresses`: a mapping from the addresses that its sockets had to those that they get. Raises
     ImageCorrupt, ImageIncomplete, PidInUse, GpuMismatch, OutOfGpuMemory, CriuFailed and others; then
-    nothing of it is left, and the image is as it was.
+    nothing of it is left, and the image is as it was. Of a directory with numbered images (000001,
+    000002) it takes the newest. It refuses the image of a job of `stasis run --images-dir` (Usage): run()
+    with the same command and `images_dir` goes on with such a job.
     """
     pairs = _checks.gpu_mapping(gpu_mapping)
     options = {
@@ -397,9 +399,9 @@ def restore(
 def inspect(images_dir, *, verify=False, gpu_mapping=None, criu=None, progress=None):
     """What is in an image, and whether it can be restored here: the object of `stasis inspect --json`.
 
-    `verify` reads every byte. An image that cannot be restored is no error: see "restorable" and
-    "checks", whose remedies are in terms of this package. Without a driver, "checks" says so. Raises
-    ImageIncomplete, ImageCorrupt, ImageVersion, Io.
+    Of a job's directory it takes the newest image. `verify` reads every byte. An image that cannot be
+    restored is no error: see "restorable" and "checks", whose remedies are in terms of this package.
+    Without a driver, "checks" says so. Raises ImageIncomplete, ImageCorrupt, ImageVersion, Io.
     """
     directory = _checks.path(images_dir, "images_dir")
     whole = _checks.flag(verify, "verify")

@@ -180,9 +180,9 @@ void add_criu_path(CLI::App& command, std::optional<std::string>& path) {
 }
 
 void find_image(Context& context, std::string& images_dir) {
-  const auto images = job::images_of_job(images_dir);
-  if (images.empty()) return;
-  images_dir = images.front();
+  std::string image = job::image_in(images_dir);
+  if (image == images_dir) return;
+  images_dir = std::move(image);
   context.note(fmt::format("the newest image of that job: {}", images_dir));
 }
 

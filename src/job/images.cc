@@ -332,4 +332,9 @@ std::vector<std::string> images_of_job(const std::string& dir) {
   return paths;
 }
 
+std::string image_in(const std::string& dir) {
+  auto images = images_of_job(dir);
+  return images.empty() ? dir : std::move(images.front());
+}
+
 }  // namespace stasis::job

@@ -83,5 +83,7 @@ class Images {
 // The paths of the complete images in a job's directory, the newest first; none for any other path,
 // such as an image. Takes no lock: the job may run.
 std::vector<std::string> images_of_job(const std::string& dir);
+// The newest of them, or the path itself where there are none.
+std::string image_in(const std::string& dir);
 
 }  // namespace stasis::job

@@ -134,6 +134,15 @@ TEST_F(JobImages, TheNewestComeFirstAndHalfOnesDoNotCount) {
   EXPECT_THAT(*images->complete(), ElementsAre(2));
 }
 
+TEST_F(JobImages, AFolderStandsForItsNewestAndAnImageForItself) {
+  make("000009");
+  make("000010");
+  make("000011", false);
+  EXPECT_EQ(image_in(dir()), dir() + "/000010");
+  EXPECT_EQ(image_in(dir() + "/000009"), dir() + "/000009");
+  EXPECT_EQ(image_in(dir() + "/none"), dir() + "/none");
+}
+
 TEST_F(JobImages, KeepsTheNewestThatAreSoundAndWhatIsNotItsOwn) {
   auto images = Images::open(dir());
   ASSERT_TRUE(images);

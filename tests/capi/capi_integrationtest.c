@@ -356,8 +356,10 @@ static int skip_without_root(const char *test) {
 }
 
 static void test_operations(void) {
-  char image[300];
-  snprintf(image, sizeof image, "%s/image", folder);
+  /* Of a folder with numbered images the newest is meant. */
+  char images[300], image[320];
+  snprintf(images, sizeof images, "%s/numbered", folder);
+  snprintf(image, sizeof image, "%s/000002", images);
   const pid_t pid = start("operations", "memory", "--size", "8M");
   CHECK(goes_on("operations"));
   struct told told = {0, 0};
@@ -386,6 +388,7 @@ static void test_operations(void) {
   stasis_dump_options dump;
   stasis_dump_options_init(&dump, sizeof dump);
   dump.images_dir = image;
+  CHECK(mkdir(images, 0700) == 0);
   report = NULL;
   GOOD(stasis_dump(session, pid, &dump, &call, &report));
   CHECK(report != NULL && strstr(report, image) != NULL);
@@ -395,11 +398,12 @@ static void test_operations(void) {
 
   stasis_inspect_options inspect;
   stasis_inspect_options_init(&inspect, sizeof inspect);
-  inspect.images_dir = image;
+  inspect.images_dir = images;
   inspect.verify = true;
   report = NULL;
   GOOD(stasis_inspect(session, &inspect, NULL, &report));
   CHECK(report != NULL && strstr(report, "\"restorable\": true") != NULL);
+  CHECK(strstr(report, image) != NULL);
   stasis_free(report);
   GOOD(stasis_inspect(NULL, &inspect, NULL, &report));
   CHECK(strstr(report, "\"restorable\": false") != NULL);
@@ -407,7 +411,7 @@ static void test_operations(void) {
 
   stasis_restore_options restore;
   stasis_restore_options_init(&restore, sizeof restore);
-  restore.images_dir = image;
+  restore.images_dir = images;
   report = NULL;
   GOOD(stasis_restore(session, &restore, &call, &report));
   CHECK(report != NULL && strstr(report, "\"running\"") != NULL);

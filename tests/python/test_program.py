@@ -90,6 +90,31 @@ class Program(harness.Case):
             job.resume({"GPU-01020304-0506-0708-090a-0b0c0d0e0f10": "GPU-01020304-0506-0708-090a-0b0c0d0e0f11"})
         self.assertEqual(job.recover()[0].processes[0].state, "running")
 
+    def test_a_folder_of_images_stands_for_the_newest(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root: namespaces, CRIU")
+        images = os.path.join(self.folder(), "images")
+        job = self.job("saved", images_dir=images)
+        image = os.path.join(images, "000001")
+        job.process.send_signal(signal.SIGUSR1)
+        harness.wait_until(lambda: os.path.exists(os.path.join(image, "manifest.json")))
+        os.mkdir(os.path.join(images, "000009"))  # is none
+        self.assertEqual(stasis.inspect(images)["images_dir"], image)
+        self.assertEqual(stasis.verify(images)["images_dir"], image)
+        with self.assertRaises(stasis.Usage) as caught:  # `stasis run` alone goes on with it
+            stasis.restore(images)
+        self.assertIn("000001 is of a job of `stasis run --images-dir`", str(caught.exception))
+        self.assertIn("start `stasis run", caught.exception.remedy)
+        self.assertIn(f"--images-dir {images}", caught.exception.remedy)
+        # One of images that are no job's is restored.
+        target = self.target()
+        images = self.folder()
+        stasis.dump(target.pid, os.path.join(images, "000007"), sync=False)
+        os.waitpid(target.pid, 0)
+        report = stasis.restore(images)
+        self.assertEqual((report.pid, report.images_dir), (target.pid, os.path.join(images, "000007")))
+        target.finish()
+
     def test_the_agent_comes_to_a_job_whose_program_has_dropped_it(self):
         if os.geteuid() != 0:
             self.skipTest("needs root: namespaces")
