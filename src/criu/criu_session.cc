@@ -208,12 +208,14 @@ Result<void> Criu::may_dump() const {
   if ((ours & kEither) != 0 || is_set_id ||
       ::getxattr(path_.c_str(), "security.capability", nullptr, 0) > 0)
     return {};
-  return fail(ErrorCode::kNotPermitted,
-              fmt::format("user {} may not dump programs: neither CAP_SYS_ADMIN nor "
-                          "CAP_CHECKPOINT_RESTORE",
-                          ::geteuid()),
-              "run stasis as root (sudo), or see docs/without-root.md; in a container, start it "
-              "with --privileged");
+  return fail(
+      ErrorCode::kNotPermitted,
+      fmt::format("user {} may not dump programs: neither CAP_SYS_ADMIN nor "
+                  "CAP_CHECKPOINT_RESTORE",
+                  ::geteuid()),
+      "run stasis as root (sudo); in a container, start it with --privileged; without root, a job "
+      "can be saved in a user namespace: `STASIS_STATE_DIR=/tmp/stasis-$(id -u) unshare "
+      "--user --map-root-user stasis run --images-dir DIR -- COMMAND`");
 }
 
 Result<void> Criu::may_restore() {

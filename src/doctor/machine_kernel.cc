@@ -194,14 +194,16 @@ void probe_permissions(const KernelFolders& folders, Obstacles& out) {
     miss(proc::capability_names(lacking), "no restores, no jobs");
   if (!has(kSysAdmin) && !has(kCheckpointRestore)) {
     // Short, because the doctor's first lines have it: what else is missing matters to none then.
-    out.push_back(
-        red(kId,
-            fmt::format("{} may not dump or restore: neither CAP_SYS_ADMIN nor "
-                        "CAP_CHECKPOINT_RESTORE",
-                        who),
-            is_root ? "add one of them: in a container, start it with --privileged"
-                    : "run as root (sudo), or see docs/without-root.md; in a container, start it "
-                      "with --privileged"));
+    out.push_back(red(
+        kId,
+        fmt::format("{} may not dump or restore: neither CAP_SYS_ADMIN nor "
+                    "CAP_CHECKPOINT_RESTORE",
+                    who),
+        is_root
+            ? "add one of them: in a container, start it with --privileged"
+            : "run as root (sudo); in a container, start it with --privileged; without root, a job "
+              "can be saved in a user namespace: `STASIS_STATE_DIR=/tmp/stasis-$(id -u) unshare "
+              "--user --map-root-user stasis run --images-dir DIR -- COMMAND`"));
   } else if (!missing.empty()) {
     constexpr const char* kAdd =
         "add these capabilities, where what started this shell takes them away: a container "

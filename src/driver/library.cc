@@ -32,11 +32,12 @@ Result<DriverLibrary> load_driver_library(const std::string& name) {
   auto library = Library::load(file);
   if (!library) {
     return fail(ErrorCode::kDriverMissing, "cannot load the CUDA driver: " + library.error(),
-                named ? "check the file that STASIS_LIBCUDA names"
-                      : "install the NVIDIA driver (570 or newer), or set STASIS_LIBCUDA to its "
-                        "libcuda.so.1; in a container, start it with the NVIDIA runtime; to try "
-                        "Stasis without a GPU, install stasis-simulator "
-                        "(docs/simulated-driver.md)");
+                named
+                    ? "check the file that STASIS_LIBCUDA names"
+                    : "install the NVIDIA driver (570 or newer), or set STASIS_LIBCUDA to its "
+                      "libcuda.so.1; in a container, start it with the NVIDIA runtime; to try "
+                      "Stasis without a GPU, install the package stasis-simulator (in the source: "
+                      "`tools/demo`)");
   }
   return DriverLibrary{std::move(*library), named};
 }
