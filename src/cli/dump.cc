@@ -54,7 +54,7 @@ CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* he
 }
 CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help,
                              std::vector<std::string>& value) {
-  return command.add_option(flag, value, help)->type_name("RESOURCE");
+  return command.add_option(flag, value, help)->allow_extra_args(false)->type_name("RESOURCE");
 }
 template <class Choice>
 CLI::Option* add_criu_option(CLI::App& command, const char* flag, const char* help, Choice& value) {

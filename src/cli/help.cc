@@ -52,8 +52,7 @@ class Formatter final : public CLI::Formatter {
     std::string value = value_name(*option);
     if (value.empty()) return {};
     if (option->get_expected_min() == 0) value = "[" + value + "]";
-    const bool repeats = takes_many(*option) && !value.ends_with("...");
-    return " " + value + (repeats ? " ..." : "");
+    return " " + value;
   }
   std::string make_usage(const CLI::App* app, std::string) const override {
     return "Usage: " + usage_of(*app) + "\n";

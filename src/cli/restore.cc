@@ -63,8 +63,11 @@ void add_criu_restore_options(CLI::App& command, RestoreArguments& options) {
   constexpr const char* kGroup = "Options for CRIU";
   RestoreOptions& restore = options.restore;
   command
-      .add_option("--external", restore.external,
-                  "where a resource from outside is now, e.g. mnt[data]:/data [where it was]")
+      .add_option(
+          "--external", restore.external,
+          "where a resource from outside is now, e.g. mnt[data]:/data; may be repeated [where "
+          "it was]")
+      ->allow_extra_args(false)
       ->type_name("RESOURCE")
       ->group(kGroup);
   command.add_flag("--tcp-close", restore.tcp_close, "close its open TCP connections")
@@ -300,13 +303,16 @@ Verb add_restore(CLI::App& app) {
                     "return when it runs; without it, stay until it ends, with its exit status");
   command
       ->add_option("--inherit-fd", options->inherit,
-                   "give it a descriptor of ours in place of one it had; CRIU's option")
+                   "give it a descriptor of ours in place of one it had; CRIU's option; may be "
+                   "repeated")
+      ->allow_extra_args(false)
       ->type_name("fd[N]:KEY");
   command
       ->add_option(
           "--map-address", options->addresses,
           "give its sockets the address NEW where they had OLD, of IPv4 or of IPv6; may be "
           "repeated")
+      ->allow_extra_args(false)
       ->type_name("OLD=NEW");
   options->group.add_to(*command);
   add_criu_restore_options(*command, *options);

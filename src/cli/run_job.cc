@@ -85,7 +85,7 @@ void add_restart_options(CLI::App& command, job::RunOptions& job, CLI::Option* d
   command
       .add_option("--once", job.once,
                   "a job that has ended by itself with 0 is not run again when it is started with "
-                  "the same WORD: `stasis run` ends with 0 at once [it is]")
+                  "the same WORD: `stasis run` ends with 0 at once [it is run again]")
       ->check(CLI::Validator(
           [](const std::string& text) {
             auto good = job::Images::check_word(text);
@@ -158,7 +158,7 @@ void add_job_options(CLI::App& command, RunArguments& arguments) {
   auto* without = command.add_flag_callback(
       "--no-io-uring", [&job] { job.io_uring = job::IoUring::kKeptOut; },
       "let it find no io_uring, which CRIU cannot dump and libraries do without, as torchrun's do; "
-      "for a dump as root (by a seccomp filter) [a job that root starts, and torchrun: on]");
+      "for a dump as root (by a seccomp filter) [on for a job or torchrun that root starts]");
   command
       .add_flag_callback(
           "--io-uring", [&job] { job.io_uring = job::IoUring::kAllowed; },

@@ -150,8 +150,39 @@ for verb in json.load(sys.stdin)["verbs"]:
   for verb in $(python3 -IS -c 'import json, sys; print(*(v["name"] for v in json.load(sys.stdin)["verbs"]))' \
     < <(stasis describe-command-line)); do
     capture stasis "$verb" --help
-    ! grep -E 'TEXT|INT|FLOAT|UINT|\[OPTIONS\]|SUBCOMMAND|Positionals|REQUIRED|\.\.\. \.\.\.|->' <<<"$out" || return 1
+    ! grep -E ' \.\.\.( |$)|TEXT|INT|FLOAT|UINT|\[OPTIONS\]|SUBCOMMAND|Positionals|REQUIRED|\.\.\. \.\.\.|->' <<<"$out" || return 1
     assert_equal "$(grep -E '^.{81}' <<<"$out" || true)" ""
+  done
+}
+
+@test "no message names a page of the source, which packages do not have" {
+  local program
+  for program in "$STASIS_BUILD"/bin/{stasis,cuda-checkpoint} "$STASIS_BUILD/lib/libstasis.so.0"; do
+    assert_equal "$(grep -aoE '.{20}docs/[a-z-]+\.md' "$program" || true)" "" "$program"
+  done
+}
+
+@test "the statuses of a man page begin with what 0 means" {
+  local page
+  for page in "$DOCS"/man/stasis-{dump,run,ps}.1 "$DOCS/man/stasis.1"; do
+    assert_contains "$(grep -A1 '^.SH EXIT STATUS' "$page")" $'STATUS\n0 done, 1 failed'
+  done
+}
+
+@test "an option that may be repeated takes one value each time, and not the word behind it" {
+  local value
+  for value in --external='mnt[/x]:y' "--external mnt[/x]:y"; do
+    # shellcheck disable=SC2086 # an option and its value
+    refused 2 usage dump 1 "$BATS_TEST_TMPDIR/image" $value nonsense
+    assert_contains "$err" "one argument too many: nonsense"
+  done
+  for value in "--external mnt[y]:/x" "--inherit-fd fd[1]:pipe:[1]" "--map-address 10.0.0.5=10.0.0.9"; do
+    # shellcheck disable=SC2086
+    refused 2 usage restore "$BATS_TEST_TMPDIR/image" $value nonsense
+    assert_contains "$err" "one argument too many: nonsense"
+    # Twice is well.
+    # shellcheck disable=SC2086
+    refused 10 image-incomplete restore $value $value "$BATS_TEST_TMPDIR/image"
   done
 }
 

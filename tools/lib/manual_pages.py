@@ -109,7 +109,7 @@ def page(known, command, name, body=""):
     if command["examples"]:
         out.append(".SH EXAMPLES")
         out += [f".TP\n.B {roff(one['command'])}\n{roff(one['text'])}" for one in command["examples"]]
-    statuses = statuses.strip().removeprefix("Exit status: ")
+    statuses = statuses.split("Exit status: ", 1)[1].strip()
     out.append(f".SH EXIT STATUS\n{roff(statuses)}\n`stasis explain` lists the codes of all errors.")
     out.append(".SH ENVIRONMENT\n" + roff("STASIS_LIBCUDA" + environment.rstrip(".") + ".\nSTASIS_STATE_DIR is where "
                "records of operations are kept. NO_COLOR turns colours off."))
