@@ -2,6 +2,7 @@
 #include <array>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -96,17 +97,14 @@ void print_verdict(Context& context, const std::string& verb,
                               reasons.empty() ? Terminal::Colour::kGreen : Terminal::Colour::kRed);
 }
 
-// The worst first; returns how many are left out, which are green.
-std::size_t print(Context& context, const std::string& heading,
-                  const std::vector<Obstacle>& obstacles) {
+struct Section {
+  std::string heading;
+  const std::vector<Obstacle>& obstacles;
+};
+
+void print(Context& context, const std::vector<const Obstacle*>& shown) {
   constexpr std::size_t kIndent = 10;
   const std::size_t width = Terminal::columns().value_or(kNoTerminal);
-  std::vector<const Obstacle*> shown;
-  for (const Obstacle& obstacle : obstacles)
-    if (obstacle.severity != Severity::kGreen || context.verbose > 0) shown.push_back(&obstacle);
-  std::stable_sort(shown.begin(), shown.end(),
-                   [](const Obstacle* a, const Obstacle* b) { return a->severity > b->severity; });
-  if (!shown.empty()) context.terminal.out(heading);
   for (const Obstacle* obstacle : shown) {
     const std::string light(severity_name(obstacle->severity));
     const std::string text =
@@ -120,7 +118,28 @@ std::size_t print(Context& context, const std::string& heading,
     context.terminal.out_block(std::string(kIndent, ' ') +
                                wrap("what to do: " + obstacle->remedy, width, kIndent, kIndent));
   }
-  return obstacles.size() - shown.size();
+}
+
+// All that is red, then all that is yellow: what stops the user is not below what is worth reading.
+// A heading stands again where its section goes on. Returns how many are left out, which are green.
+std::size_t print(Context& context, const std::vector<Section>& sections) {
+  const Section* under = nullptr;
+  std::size_t left_out = 0;
+  for (const Severity severity : {Severity::kRed, Severity::kYellow, Severity::kGreen}) {
+    for (const Section& section : sections) {
+      std::vector<const Obstacle*> shown;
+      for (const Obstacle& obstacle : section.obstacles)
+        if (obstacle.severity == severity) shown.push_back(&obstacle);
+      if (severity == Severity::kGreen && context.verbose == 0) {
+        left_out += shown.size();
+        continue;
+      }
+      if (shown.empty()) continue;
+      if (std::exchange(under, &section) != &section) context.terminal.out(section.heading);
+      print(context, shown);
+    }
+  }
+  return left_out;
 }
 
 nlohmann::json verdict_json(const Verdict& verdict) {
@@ -200,11 +219,9 @@ Result<int> run(Context& context, Options& options) {
   print_verdict(context, "suspend", verdict.suspend);
   print_verdict(context, "dump", verdict.dump, verdict.suspend);
   print_verdict(context, "restore here", verdict.restore, verdict.dump);
-  std::size_t fine = 0;
-  if (!tree.empty())
-    fine += print(context, fmt::format("Process {} and what is below it", options.target.pid.value),
-                  tree);
-  fine += print(context, "This machine", machine);
+  const std::size_t fine = print(
+      context, {{fmt::format("Process {} and what is below it", options.target.pid.value), tree},
+                {"This machine", machine}});
   if (fine > 0)
     context.terminal.out(fmt::format("{} more {} green; -v shows {}", fine,
                                      fine == 1 ? "check is" : "checks are",

@@ -352,6 +352,19 @@ open(sys.argv[2], "w").close(); time.sleep(300)' "$TARGET" "$BATS_TEST_TMPDIR/tr
   unharmed
 }
 
+@test "all that is red stands before all that is yellow, of the process and of the machine" {
+  start_with 'libc.mmap.restype = ctypes.c_void_p
+libc.mmap(None, ctypes.c_size_t(1 << 40), 0, 0x4022, -1, ctypes.c_long(0))'
+  capture stasis doctor "$TARGET" --no-trial --criu /nonexistent
+  assert_equal "$status" 1
+  assert_equal "$(grep -oE '^  (red|yellow|green) ' <<<"$out" | uniq | xargs)" "red yellow"
+  # Each heading again where its part goes on.
+  assert_contains "$out" "This machine"$'\n'"  red"
+  assert_contains "$out" "Process $TARGET and what is below it"$'\n'"  yellow"
+  capture stasis doctor "$TARGET" --no-trial --criu /nonexistent -v
+  assert_equal "$(grep -oE '^  (red|yellow|green) ' <<<"$out" | uniq | xargs)" "red yellow green"
+}
+
 @test "yellow: much reserved memory; a watch that CRIU finds again is fine" {
   start_with 'fd = libc.inotify_init1(0); libc.inotify_add_watch(fd, b"/dev/shm", 0x100)
 libc.mmap.restype = ctypes.c_void_p
