@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -153,6 +154,12 @@ void Terminal::show_progress(std::string_view phase, std::uint64_t done, std::ui
 }
 
 std::optional<std::size_t> Terminal::columns() noexcept {
+  if (const char* const asked = std::getenv("COLUMNS")) {
+    const char* const end = asked + std::strlen(asked);
+    std::size_t columns = 0;
+    const auto [last, error] = std::from_chars(asked, end, columns);
+    if (error == std::errc() && last == end && columns > 0) return columns;
+  }
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return std::nullopt;
   return size.ws_col;

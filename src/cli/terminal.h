@@ -29,7 +29,7 @@ class Terminal final : public Progress {
   // Makes room for a table that is shown again and again; nothing if standard output is no
   // terminal.
   void clear_screen() noexcept;
-  // Of standard output; none if it is no terminal.
+  // What COLUMNS says; else those of standard output, and none if it is no terminal.
   static std::optional<std::size_t> columns() noexcept;
 
   void set_quiet(bool quiet) { quiet_ = quiet; }

@@ -74,6 +74,7 @@ PY
   on_a_terminal 60 bash -c 'stty cols 60; exec stasis doctor -v --no-trial'
   grep -qF $'\e[32msuspend: yes\e[0m' "$said"
   (($(most_columns) <= 60))
+  keeps_to_60 "$said"
   need_root "CRIU"
   done_by dump "$TARGET" "$image" --leave-running
   on_a_terminal 60 bash -c "cd '$BATS_TEST_TMPDIR'; stty cols 60; exec stasis inspect image"
@@ -81,11 +82,43 @@ PY
   (($(most_columns) <= 60))
 }
 
+# keeps_to_60 FILE: a line is longer only by a word that is longer than the room behind the indent, alone in it.
+keeps_to_60() {
+  local long
+  long=$(sed -E 's/\x1b\[[0-9;]*[a-zA-Z]//g; s/\r$//; s/…/./g' "$1" | grep -vE '^note: ' |
+    awk 'length > 60 { match($0, /[^ ]+$/); if (RSTART > 11 || RLENGTH <= 50) print }')
+  assert_equal "$long" ""
+}
+
+@test "COLUMNS says how wide lines may be, also through a pipe" {
+  start_target memory --size 1M
+  COLUMNS=60 capture stasis doctor -v --no-trial "$TARGET"
+  echo "$out" >"$BATS_TEST_TMPDIR/doctor"
+  keeps_to_60 "$BATS_TEST_TMPDIR/doctor"
+  capture stasis doctor -v --no-trial "$TARGET"
+  assert_contains "$(awk 'length > 60' <<<"$out")" " "
+  COLUMNS=60 done_by ps
+  [[ $out == *"GPU MEMORY"* && $out != *OPERATION* ]]
+  local none
+  for none in 0 -1 wide ''; do
+    COLUMNS=$none done_by ps
+    assert_contains "$out" OPERATION
+  done
+  # It is stronger than what the terminal says.
+  COLUMNS=200 on_a_terminal 60 bash -c 'stty cols 60; exec stasis ps'
+  grep -q 'USER.*PATH.*OPERATION' "$BATS_TEST_TMPDIR/tty"
+}
+
 @test "a phase that tells no progress is seen to go on when it takes over a second" {
   export STASIS_SIM_GPUS=2x8G # one for the trial
   start_target memory --size 1M
   STASIS_SIM_FAULTS=lock:delay=5s WHEN='lock +1 s' on_a_terminal 20 stasis suspend "$TARGET"
   grep -qaE 'lock +1 s' "$BATS_TEST_TMPDIR/tty"
+  wait_until 60 in_state running
+  # The direct path's, before the program stands still.
+  LD_PRELOAD=$STASIS_BUILD/lib/stasis/libstasis-preload.so start_target memory --size 4M
+  STASIS_SIM_FAULTS=context:delay=5s WHEN='prepare +1 s' on_a_terminal 20 stasis suspend "$TARGET"
+  grep -qaE 'prepare +1 s' "$BATS_TEST_TMPDIR/tty"
   wait_until 60 in_state running
   # The doctor's, too.
   STASIS_SIM_FAULTS=lock:delay=3s WHEN='trial +1 s' on_a_terminal 20 stasis doctor
