@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -16,6 +17,7 @@
 #include <fmt/ranges.h>
 
 #include "base/fd.h"
+#include "base/printable.h"
 #include "base/suggest.h"
 #include "proc/trusted_path.h"
 
@@ -122,6 +124,22 @@ std::string place_of(const std::string& path, const std::string& text,
   return path;
 }
 
+// CLI11 takes any line for a key.
+bool is_key(std::string_view name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+  });
+}
+
+Error no_toml(const std::string& place, const std::string& path, std::string_view line) {
+  return {ErrorCode::kUsage,
+          fmt::format("{}: '{}' is no line of TOML: one is KEY = VALUE or [VERB]", place,
+                      shortened(line, 60)),
+          fmt::format("mend {}, or set STASIS_CONFIG to nothing for one call without it", path),
+          {},
+          {}};
+}
+
 // Nothing if there is such an option, of that verb or, without one, of any.
 std::optional<Error> check(const CLI::App& app, const std::string& path,
                            const CLI::ConfigItem& item) {
@@ -169,6 +187,10 @@ Configuration read_configuration(const CLI::App& app) {
     if (!file.read) continue;
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(text)) {
       if (item.name == "++" || item.name == "--") continue;  // a section begins, or ends
+      if (!is_key(item.name)) {
+        if (!out.error) out.error = no_toml(place_of(path, content, item), path, item.name);
+        continue;
+      }
       if (auto error = check(app, place_of(path, content, item), item)) {
         if (!out.error) out.error = std::move(error);
         continue;

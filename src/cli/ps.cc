@@ -49,13 +49,6 @@ std::string user_name(unsigned uid) {
   return entry != nullptr ? entry->pw_name : std::to_string(uid);
 }
 
-std::string join(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words)
-    out += (out.empty() ? "" : " ") + word;
-  return out;
-}
-
 // `job`: in whose namespaces it lives, and whose records are about it, too.
 std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessInfo& info,
                   const std::optional<job::JobEntry>& job) {
@@ -281,7 +274,7 @@ void fill(Row& row, const Question& question, const proc::ProcFs& procfs,
   row.command = info.comm;
   if (auto details = procfs.details(info.pid)) {
     row.user = user_name(details->uid);
-    if (!details->argv.empty()) row.command = join(details->argv);
+    if (!details->argv.empty()) row.command = fmt::to_string(fmt::join(details->argv, " "));
   }
   row.uses = around.memory[info.pid];
   row.since = procfs.started(info).value_or(0);
@@ -381,23 +374,22 @@ json all_json(const Collected& collected) {
   return {{"ok", true}, {"processes", processes}, {"not_permitted", collected.not_permitted}};
 }
 
-std::string text_of(const Collected& collected, const PsArguments& arguments) {
-  return arguments.csv ? csv_of(collected, arguments.columns)
-                       : table_of(collected, arguments.columns);
-}
-
-void show_once(Context& context, const Collected& collected, const PsArguments& arguments) {
+void show_once(Context& context, const Collected& collected, const PsArguments& arguments,
+               bool header = true) {
   for (const std::string& note : notes_of(collected, context.verbose > 0))
     context.note(note);
   if (context.json) {
     context.print(all_json(collected));
   } else {
-    context.terminal.out_block(text_of(collected, arguments));
+    context.terminal.out_block(arguments.csv ? csv_of(collected, arguments.columns, header)
+                                             : table_of(collected, arguments.columns));
   }
 }
 
-// The notes below the table, where the next look does not wipe them out; JSON in one line.
-void show_again(Context& context, const Collected& collected, const PsArguments& arguments) {
+// The notes below the table, where the next look does not wipe them out; JSON in one line; CSV with
+// one header.
+void show_again(Context& context, const Collected& collected, const PsArguments& arguments,
+                bool is_first) {
   if (context.json) {
     json object = all_json(collected);
     object["notes"] = notes_of(collected, context.verbose > 0);
@@ -405,7 +397,11 @@ void show_again(Context& context, const Collected& collected, const PsArguments&
     context.terminal.out(object.dump(-1, ' ', true, json::error_handler_t::replace));
     return;
   }
-  std::string text = text_of(collected, arguments);
+  if (arguments.csv) {
+    if (is_first || !collected.rows.empty()) show_once(context, collected, arguments, is_first);
+    return;
+  }
+  std::string text = table_of(collected, arguments.columns);
   for (const std::string& note : notes_of(collected, context.verbose > 0))
     text += "\nnote: " + printable(note);
   context.terminal.clear_screen();
@@ -426,7 +422,7 @@ Result<int> run_ps(Context& context, const PsArguments& arguments) {
     const bool failed = context.terminal.report_lost_output() || std::uncaught_exceptions() > 0;
     ::_exit(failed && status == 0 ? 1 : status);
   });
-  for (;;) {
+  for (bool is_first = true;; is_first = false) {
     auto collected = collect(*driver, arguments.timeout, pending);
     if (!collected) {
       if (pending.empty()) return fail(std::move(collected.error()));
@@ -439,7 +435,7 @@ Result<int> run_ps(Context& context, const PsArguments& arguments) {
       show_once(context, *collected, arguments);
       return 0;
     }
-    show_again(context, *collected, arguments);
+    show_again(context, *collected, arguments, is_first);
     if (context.terminal.lost_output()) return 0;
     std::this_thread::sleep_for(std::chrono::duration<double>(*arguments.watch));
   }

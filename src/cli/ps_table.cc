@@ -159,22 +159,23 @@ std::string table_of(const Collected& collected, const std::vector<std::string>&
 }
 
 // RFC 4180, but for line feeds alone.
-std::string csv_of(const Collected& collected, const std::vector<std::string>& wanted) {
+std::string csv_of(const Collected& collected, const std::vector<std::string>& wanted,
+                   bool header) {
   const auto quoted = [](const std::string& text) {
     if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
     return "\"" + CLI::detail::find_and_replace(text, "\"", "\"\"") + "\"";
   };
   const std::vector<const Column*> columns = columns_of(collected, wanted, true);
-  std::string out;
+  std::vector<std::string> lines(header ? 1 : 0);
   for (const Column* column : columns)
-    out += fmt::format("{}{}", out.empty() ? "" : ",", column->name);
+    if (header) lines[0] += fmt::format("{}{}", lines[0].empty() ? "" : ",", column->name);
   for (const Row& row : collected.rows) {
     std::string line;
     for (const Column* column : columns)
-      line += (column == columns.front() ? "\n" : ",") + quoted(column->value(row, collected.gpus));
-    out += line;
+      line += (column == columns.front() ? "" : ",") + quoted(column->value(row, collected.gpus));
+    lines.push_back(std::move(line));
   }
-  return out;
+  return fmt::to_string(fmt::join(lines, "\n"));
 }
 
 }  // namespace stasis::cli

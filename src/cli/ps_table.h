@@ -47,6 +47,7 @@ std::vector<std::string> column_names();
 // Of `columns`, in that order; of none: all, the table without those that a narrow terminal has no
 // room for.
 std::string table_of(const Collected& collected, const std::vector<std::string>& columns);
-std::string csv_of(const Collected& collected, const std::vector<std::string>& columns);
+std::string csv_of(const Collected& collected, const std::vector<std::string>& columns,
+                   bool header = true);
 
 }  // namespace stasis::cli

@@ -1,5 +1,6 @@
 // `stasis config`: which defaults hold here, and where each comes from.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -18,14 +19,22 @@ namespace {
 
 using nlohmann::json;
 
-// "STASIS_CRIU" and its value, of all that begin so, sorted.
+// What the commands read; others that begin so are for tests, for builds, or of other programs.
+constexpr auto kVariables = std::to_array<std::string_view>(
+    {"STASIS_AGENT", "STASIS_CONFIG", "STASIS_CRIU", "STASIS_LIBCUDA", "STASIS_PRELOAD",
+     "STASIS_RING", "STASIS_STATE_DIR"});
+
+// "STASIS_CRIU" and its value, and those of the simulated driver, sorted.
 std::vector<std::pair<std::string, std::string>> variables() {
   std::vector<std::pair<std::string, std::string>> out;
   for (char** one = environ; one != nullptr && *one != nullptr; ++one) {
     const std::string_view text = *one;
     const std::size_t end = text.find('=');
-    if (text.starts_with("STASIS_") && end != std::string_view::npos)
-      out.emplace_back(text.substr(0, end), text.substr(end + 1));
+    if (end == std::string_view::npos) continue;
+    const std::string_view name = text.substr(0, end);
+    if (name.starts_with("STASIS_SIM_") ||
+        std::find(kVariables.begin(), kVariables.end(), name) != kVariables.end())
+      out.emplace_back(name, text.substr(end + 1));
   }
   std::sort(out.begin(), out.end());
   return out;
@@ -127,9 +136,10 @@ Result<int> run_config(Context& context, CLI::App& app, const std::string& verb)
                      value.from + (overridden ? fmt::format(" ({} is stronger)", variable) : "")});
   }
   json environment = json::array();
+  std::vector<std::vector<std::string>> set = {{"VARIABLE", "VALUE"}};
   for (const auto& [name, text] : variables()) {
     environment.push_back({{"name", name}, {"value", text}});
-    lines.push_back({"all", name, text, "the environment"});
+    set.push_back({name, text});
   }
   if (context.json) {
     context.print(
@@ -146,6 +156,7 @@ Result<int> run_config(Context& context, CLI::App& app, const std::string& verb)
     context.terminal.out("no default is set; those of the program stand in `stasis VERB --help`");
   else
     context.terminal.out_block(fitting_table(std::move(lines)));
+  if (set.size() > 1) context.terminal.out_block(table(set));
   return 0;
 }
 

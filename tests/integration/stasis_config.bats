@@ -112,6 +112,30 @@ teardown() { end_stasis; }
   ((status == 0))
 }
 
+@test "a file that is no TOML is refused with the line, and not as an option that no verb has" {
+  printf 'driver-timeout = "7s"\na b c\n' >"$CONFIG"
+  refused 2 usage ps
+  assert_contains "$err" "$CONFIG:2: 'a b c' is no line of TOML: one is KEY = VALUE or [VERB]"
+  printf 'Host: *\n' >"$CONFIG"
+  refused 2 usage config
+  assert_contains "$err" "is no line of TOML"
+  printf '\x7fELF\x02\x01\x01 \xff\n' >"$CONFIG"
+  refused 2 usage config
+  assert_contains "$err" "is no line of TOML"
+}
+
+@test "config shows the variables that the commands read, below the options of verbs" {
+  printf '[dump]\ncompress = "lz4"\n' >"$CONFIG"
+  STASIS_RING=32M STASIS_BUILD=/somewhere STASIS_ALL_TESTS=1 capture stasis config
+  assert_equal "$status" 0
+  grep -qE '^VARIABLE +VALUE$' <<<"$out"
+  grep -qE '^STASIS_RING +32M$' <<<"$out"
+  grep -qE '^STASIS_SIM_DIR +/' <<<"$out"
+  [[ $out != *STASIS_BUILD* && $out != *STASIS_ALL_TESTS* && $out != *"all "* ]]
+  STASIS_RING=32M STASIS_BUILD=/somewhere capture stasis config --json
+  assert_equal "$(json '[one["name"] for one in d["environment"] if one["name"] in ("STASIS_RING", "STASIS_BUILD")]')" "['STASIS_RING']"
+}
+
 @test "root reads no file that another user could have written, nor one that is none" {
   need_root "files of another user"
   local folder=$BATS_TEST_TMPDIR/theirs why

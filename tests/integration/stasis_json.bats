@@ -137,6 +137,16 @@ keeps_to_schemas() {
   grep -q "^$TARGET,running,stasis-workload memory" <<<"$out"
   done_by ps --format csv
   assert_equal "$(head -1 <<<"$out")" "pid,user,state,path,gpus,gpu_bytes,since,operation,name,command"
+  # Watched, it has one header.
+  stasis ps --watch 0.1 --format csv --columns pid,state >"$BATS_TEST_TMPDIR/csv" 3>&- &
+  local watch=$!
+  seen_thrice() { (($(grep -cx "$TARGET,running" "$BATS_TEST_TMPDIR/csv") >= 3)); }
+  wait_until 60 seen_thrice
+  kill "$watch"
+  wait "$watch" || true
+  assert_equal "$(head -1 "$BATS_TEST_TMPDIR/csv")" pid,state
+  assert_equal "$(grep -c pid,state "$BATS_TEST_TMPDIR/csv")" 1
+  assert_equal "$(grep -cvxE 'pid,state|[0-9]+,[a-z]+' "$BATS_TEST_TMPDIR/csv")" 0
   refused 2 usage ps --columns pid,colour
   assert_contains "$err" "'colour'"
   done_by ps --format json
