@@ -486,9 +486,9 @@ void set_facts(data& page, const ImageReport& image) {
     cuda += process.cuda ? 1 : 0;
   list facts;
   const auto still = downtime(phases);
-  facts.push_back(still ? fact("Downtime", format_seconds(Seconds(*still)),
-                               "until they were saved; the dump says how long in all")
-                        : fact("Downtime", "–", "no times recorded"));
+  facts.push_back(still ? fact("Downtime until saved", format_seconds(Seconds(*still)),
+                               "then the image was completed: the dump's line says how long in all")
+                        : fact("Downtime until saved", "–", "no times recorded"));
   facts.push_back(fact("Size", format_bytes(manifest.total_bytes),
                        "in " + plural(manifest.file_count(), "file", "files")));
   facts.push_back(manifest.phases.empty()

@@ -106,16 +106,17 @@ TEST(Page, BeginsWithTheCommandAndTheDowntime) {
   std::string page = page_of(image);
   EXPECT_THAT(page, HasSubstr(">stasis restore --detach /images/job<"));
   EXPECT_LT(page.find("stasis restore --detach"), page.find("id=\"checks\""));
-  EXPECT_THAT(page, HasSubstr("Downtime</dt><dd><span class=\"figure\">910 ms"));
+  EXPECT_THAT(page, HasSubstr("Downtime until saved</dt><dd><span class=\"figure\">910 ms"));
   image.path = "/images/it's a job";
   EXPECT_THAT(page_of(image), HasSubstr("/images/it"));
   EXPECT_THAT(page_of(image), HasSubstr("--detach &apos;"));
   // A gate that was opened once more counts from its last close; a dump without CRIU's phase not.
   image.manifest.phases = {
       {"close", 5}, {"prepare", 1}, {"close", 0.25}, {"criu", 0.25}, {"sync", 9}};
-  EXPECT_THAT(page_of(image), HasSubstr("Downtime</dt><dd><span class=\"figure\">500 ms"));
+  EXPECT_THAT(page_of(image),
+              HasSubstr("Downtime until saved</dt><dd><span class=\"figure\">500 ms"));
   image.manifest.phases = {{"lock", 1}};
-  EXPECT_THAT(page_of(image), HasSubstr("Downtime</dt><dd><span class=\"figure\">–"));
+  EXPECT_THAT(page_of(image), HasSubstr("Downtime until saved</dt><dd><span class=\"figure\">–"));
 }
 
 TEST(Page, OfAJobNamesTheLineThatGoesOn) {
