@@ -344,6 +344,7 @@ class Place:
         locks = ("journal.lock", "gpu-room.lock", "gpu-ahead.lock")  # files that stay, and say nothing
         return [name for name in os.listdir(self.state)
                 if name not in locks and not (name.startswith("restore-") and name.endswith(".log"))
+                and not (name.startswith("GPU-") and name.endswith(".lock"))  # checkpoint/gpu_room.h
                 and not name.startswith("jobs")  # the folder of names of jobs (ADR 22)
                 and name != "compiled"]  # that of code for the GPU (ADR 29)
 
