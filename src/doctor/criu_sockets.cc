@@ -1,13 +1,17 @@
 // Sockets in a state that CRIU 4.2.1 does not dump, or loses, of kinds that it dumps.
 #include <arpa/inet.h>
 #include <linux/netlink.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -56,6 +60,32 @@ constexpr Kind kRaw{"raw-socket", Severity::kYellow,
                     "has raw sockets that are bound or connected, which a restore forgets: they "
                     "then get what comes for all addresses, and send from any",
                     "let the program bind and connect them again, or pass over what is not for it"};
+
+// CRIU fails at most of them, and makes others anew in the tree's own (UDP, netlink).
+constexpr Kind kForeign{
+    "foreign-socket", Severity::kRed,
+    "has sockets of a network namespace that no process of the tree is in, which no restore makes "
+    "there again",
+    "close them before the dump, or start the program in that namespace (ip netns exec, nsenter)"};
+constexpr Kind kExtendedFilter{
+    "socket-filter", Severity::kRed,
+    "has sockets with a filter of eBPF (SO_ATTACH_BPF), which CRIU cannot dump",
+    "let the program take it off (SO_DETACH_FILTER) or use one of classic BPF (SO_ATTACH_FILTER), "
+    "or close the sockets, before the dump"};
+
+// The network namespace's number; 0 where we may not ask for it (CAP_NET_ADMIN in it).
+ino_t network_of_socket(const UniqueFd& socket) {
+  const UniqueFd space(::ioctl(socket.get(), SIOCGSKNS));
+  struct stat info {};
+  return space.valid() && ::fstat(space.get(), &info) == 0 ? info.st_ino : 0;
+}
+
+// sk_get_filter() of the kernel shows none of eBPF.
+bool has_extended_filter(const UniqueFd& socket) {
+  socklen_t size = 0;
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_GET_FILTER, nullptr, &size) != 0 &&
+         errno == EACCES;
+}
 
 // Of groups, a bit for each; empty if it has never been in one.
 std::vector<std::uint32_t> netlink_groups(const UniqueFd& socket) {
@@ -134,6 +164,8 @@ void probe_raw(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
 void probe_one(Pid pid, int descriptor, const UniqueFd& socket, bool tcp_close, Signs& out) {
   const auto kind = proc::socket_kind(socket);
   if (!kind) return;
+  if (has_extended_filter(socket))
+    out.add(pid, kExtendedFilter, fmt::format("descriptor {}", descriptor));
   const bool is_inet = kind->domain == AF_INET || kind->domain == AF_INET6;
   if (kind->domain == AF_NETLINK) probe_netlink(pid, descriptor, socket, out);
   if (is_inet && kind->type == SOCK_STREAM) {
@@ -152,6 +184,10 @@ void probe_one(Pid pid, int descriptor, const UniqueFd& socket, bool tcp_close, 
 
 void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_close, Signs& out) {
   std::set<std::string> seen;  // "socket:[1234]"
+  std::set<ino_t> networks;
+  for (const proc::ProcessInfo& info : processes)
+    networks.insert(facts.namespace_of(info.pid, "net"));
+  const bool all_are_known = !networks.contains(0);
   for (const proc::ProcessInfo& info : processes) {
     const auto files = facts.open_files(info.pid);
     if (!files) continue;
@@ -161,7 +197,13 @@ void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_clos
       if (facts.is_over()) return;
       if (!file.path.starts_with("socket:[") || !seen.insert(file.path).second) continue;
       // The kernel's own: to close a copy waits for nothing.
-      if (const auto copy = proc::take_nameless(info.pid, *process, file.descriptor))
+      const auto copy = proc::take_nameless(info.pid, *process, file.descriptor);
+      if (!copy) continue;
+      const ino_t network = network_of_socket(*copy);
+      if (all_are_known && network != 0 && !networks.contains(network))
+        out.add(info.pid, kForeign,
+                fmt::format("descriptor {} (net:[{}])", file.descriptor, network));
+      else
         probe_one(info.pid, file.descriptor, *copy, tcp_close, out);
     }
   }
