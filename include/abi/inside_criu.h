@@ -15,6 +15,10 @@ namespace stasis::inside_criu {
 // Of criu's environment: the number of the table's descriptor there.
 inline constexpr const char* kDescriptorVariable = "STASIS_INSIDE_CRIU";
 
+// Of a criu that restores: it binds sockets also to addresses that the machine does not have. There
+// is no table then.
+inline constexpr const char* kBindVariable = "STASIS_INSIDE_CRIU_BINDS";
+
 // Pages of a process, named by its number in criu's /proc.
 struct Range {
   std::uint64_t pid;

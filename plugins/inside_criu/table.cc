@@ -8,11 +8,18 @@
 namespace stasis::inside_criu {
 
 Table* table = nullptr;
+bool binds_anywhere = false;
 
 namespace {
 
 // Before criu's main().
 __attribute__((constructor)) void hear() {
+  binds_anywhere = std::getenv(kBindVariable) != nullptr;
+  // For criu alone, and not for what it starts.
+  if (binds_anywhere) {
+    (void)::unsetenv(kBindVariable);
+    (void)::unsetenv("LD_PRELOAD");
+  }
   const char* const number = std::getenv(kDescriptorVariable);
   if (number == nullptr) return;
   int fd = 0;
@@ -20,7 +27,6 @@ __attribute__((constructor)) void hear() {
     fd = fd * 10 + (*digit - '0');
   void* const mapped = ::mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   (void)::close(fd);
-  // For criu alone, and not for what it starts.
   (void)::unsetenv(kDescriptorVariable);
   (void)::unsetenv("LD_PRELOAD");
   if (mapped == MAP_FAILED) return;

@@ -1,4 +1,5 @@
-// Loaded into the criu that the tool starts for a dump: a table that both share.
+// Loaded into the criu that the tool starts: a table that both share, for a dump, and what is to be
+// done at a restore.
 //
 // All of this library uses old functions of the C library only, and no C++ library: criu may bring
 // its own.
@@ -10,5 +11,7 @@ namespace stasis::inside_criu {
 
 // nullptr if the tool has given none, or it cannot be mapped.
 extern Table* table;
+// Whether the tool has asked for it (kBindVariable).
+extern bool binds_anywhere;
 
 }  // namespace stasis::inside_criu

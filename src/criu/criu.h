@@ -63,6 +63,9 @@ struct RestoreRequest {
   CriuOptions options = {};                // of the dump
   std::vector<std::string> external = {};  // overrides those of the dump: externals_for_restore()
   std::vector<InheritedFd> inherit = {};
+  // Of a tree with sockets that may be bound to addresses which the machine does not have
+  // (IP_FREEBIND, IP_TRANSPARENT). criu then binds the others to such ones, too.
+  bool binds_anywhere = false;
   // A shell job is not to be of the caller's process group.
   bool in_background = false;
   Pid root = {};                  // the numbers that the image needs; checked to be free first,

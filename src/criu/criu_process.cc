@@ -39,7 +39,7 @@ std::vector<std::string> environment_for_criu(const CriuProcess::StartOptions& o
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
     if (name.starts_with("LD_") || name.starts_with("CRIU_")) continue;
-    if (name == inside_criu::kDescriptorVariable) continue;
+    if (name == inside_criu::kDescriptorVariable || name == inside_criu::kBindVariable) continue;
     kept.emplace_back(text);
   }
   kept.push_back("CRIU_LIBS_DIR=" + options.plugin_dir);
@@ -47,6 +47,10 @@ std::vector<std::string> environment_for_criu(const CriuProcess::StartOptions& o
     kept.push_back("LD_PRELOAD=" + options.hidden->library());
     kept.push_back(
         fmt::format("{}={}", inside_criu::kDescriptorVariable, CriuProcess::kFirstInherited));
+  }
+  if (!options.binding_library.empty()) {
+    kept.push_back("LD_PRELOAD=" + options.binding_library);
+    kept.push_back(fmt::format("{}=1", inside_criu::kBindVariable));
   }
   return kept;
 }

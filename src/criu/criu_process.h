@@ -39,6 +39,9 @@ class CriuProcess {
     std::vector<const UniqueFd*> inherit;
     // Not given to a criu that has descriptors to inherit.
     const InsideCriu* hidden = nullptr;
+    // What InsideCriu::find_library() gives, for a restore: criu binds sockets to addresses that
+    // are not here. May be empty.
+    std::string binding_library = {};
   };
   static constexpr int kFirstInherited = 4;
 

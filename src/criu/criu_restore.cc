@@ -16,6 +16,7 @@
 #include "criu/criu.h"
 #include "criu/criu_external.h"
 #include "criu/criu_session.h"
+#include "criu/inside_criu.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -165,6 +166,9 @@ CriuProcess::StartOptions start_options(const RestoreRequest& request) {
   start.keep_stdin = request.options.shell_job;
   for (const InheritedFd& inherited : request.inherit)
     start.inherit.push_back(inherited.fd);
+  // Without it criu says that it cannot bind them.
+  if (auto library = InsideCriu::find_library(); request.binds_anywhere && library)
+    start.binding_library = std::move(*library);
   return start;
 }
 

@@ -19,7 +19,7 @@ using inside_criu::Table;
 
 void InsideCriu::Unmap::operator()(Table* table) const { (void)::munmap(table, kTableBytes); }
 
-Result<InsideCriu> InsideCriu::create() {
+Result<std::string> InsideCriu::find_library() {
   std::string library = own_file("libstasis-inside-criu.so");
   if (::access(library.c_str(), R_OK) != 0)
     return fail(ErrorCode::kNotSupported, library + " is not there", "install Stasis whole");
@@ -30,6 +30,11 @@ Result<InsideCriu> InsideCriu::create() {
         ErrorCode::kNotSupported,
         library + " has a blank, a colon or a dollar in its path, which LD_PRELOAD cannot hold",
         "install Stasis elsewhere");
+  return library;
+}
+
+Result<InsideCriu> InsideCriu::create() {
+  STASIS_TRY_ASSIGN(auto library, find_library());
   UniqueFd file(::memfd_create("stasis-inside-criu", MFD_CLOEXEC));
   if (!file.valid() || ::ftruncate(file.get(), static_cast<off_t>(kTableBytes)) != 0)
     return fail(errno_error("cannot create a memory file", errno));

@@ -21,7 +21,9 @@ namespace stasis {
 
 class InsideCriu {
  public:
-  // Of no page yet. kOutOfHostMemory, kIo; kNotSupported where the library is not installed.
+  // Its file, for LD_PRELOAD. kNotSupported where it is not installed.
+  static Result<std::string> find_library();
+  // Of no page yet. kOutOfHostMemory, kIo; kNotSupported as above.
   static Result<InsideCriu> create();
 
   const UniqueFd& descriptor() const { return file_; }

@@ -332,6 +332,7 @@ class RestoreRun {
     request.external = options_.external;
     request.inherit = options_.inherit;
     request.in_background = options_.in_background;
+    request.binds_anywhere = binds_anywhere(manifest());
     request.root = manifest().root;
     for (const ProcessRecord& record : manifest().processes) {
       request.pids.push_back(record.pid);

@@ -51,12 +51,30 @@ constexpr std::size_t kAroundSocket = 256;
 constexpr std::size_t kMostGroups = 4096;
 constexpr std::size_t kMostQuestions = 1U << 20;
 
+constexpr int kFreeBindSix = 78;  // IPV6_FREEBIND of linux/in6.h, Linux 4.15
+
 UniqueFd take_descriptor(const Pidfd& process, int descriptor) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_getfd, process.fd(), descriptor, 0)));
 }
 
-// That the socket is bound to; nothing for loopback, "any", and addresses of one link. CRIU 4.2.1
-// binds before it sets IP_FREEBIND and IP_TRANSPARENT, so theirs must be there as well.
+// Whether the machine need not have the address to which the socket is bound. A connection needs
+// it: CRIU could not connect it.
+bool may_be_elsewhere(const UniqueFd& socket, const proc::SocketKind& kind) {
+  const auto is_set = [&](int level, int name) {
+    int value = 0;
+    socklen_t size = sizeof value;
+    return ::getsockopt(socket.get(), level, name, &value, &size) == 0 && value != 0;
+  };
+  const bool is_asked = kind.domain == AF_INET
+                            ? is_set(SOL_IP, IP_FREEBIND) || is_set(SOL_IP, IP_TRANSPARENT)
+                            : is_set(SOL_IPV6, kFreeBindSix) || is_set(SOL_IPV6, IPV6_TRANSPARENT);
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  return is_asked && !proc::is_connection(socket, kind) &&
+         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0;
+}
+
+// That the socket is bound to; nothing for loopback, "any", and addresses of one link.
 std::optional<std::string> needed_address(const UniqueFd& socket) {
   sockaddr_storage name{};
   socklen_t size = sizeof name;
@@ -265,6 +283,7 @@ class Noter {
   // A network of the processes' own comes back with its addresses.
   void note_address(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid) {
     if (!kind.is_inet() || proc::network_of(pid) != own_network_) return;
+    if (may_be_elsewhere(socket, kind)) return;
     std::set<std::string>& list = proc::is_connection(socket, kind) ? connections_ : addresses_;
     if (list.size() == kMaxAddresses) return;
     if (auto address = needed_address(socket)) list.insert(std::move(*address));
@@ -344,6 +363,20 @@ Result<void> note_sockets(const Environment& env, const UniqueFd& criu_dir, Mani
   if (noter.torn() && !ignore_undumpable) return fail(*noter.torn());
   noter.finish();
   return {};
+}
+
+bool binds_anywhere(const Manifest& manifest) {
+  if (!manifest.sockets) return false;
+  return std::any_of(
+      manifest.sockets->sockets.begin(), manifest.sockets->sockets.end(),
+      [](const SocketRecord& socket) {
+        return socket.domain == AF_INET &&
+               std::any_of(socket.options.begin(), socket.options.end(),
+                           [](const SocketOptionRecord& option) {
+                             return option.level == SOL_IP &&
+                                    (option.name == IP_FREEBIND || option.name == IP_TRANSPARENT);
+                           });
+      });
 }
 
 std::vector<std::string> put_sockets_back(const Manifest& manifest,

@@ -23,6 +23,10 @@ namespace stasis {
 Result<void> note_sockets(const Environment& env, const UniqueFd& criu_dir, Manifest& manifest,
                           std::vector<std::string>& lost, bool ignore_undumpable);
 
+// Whether CRIU is to bind sockets of IPv4 to addresses that may not be here (IP_FREEBIND,
+// IP_TRANSPARENT); of IPv6 it does so by itself. They are no part of the manifest's addresses.
+bool binds_anywhere(const Manifest& manifest);
+
 // Puts back what the image has of them. `processes`: in the manifest's order, and none of them may
 // run. What could not be put back, for people.
 std::vector<std::string> put_sockets_back(const Manifest& manifest,

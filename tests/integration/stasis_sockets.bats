@@ -134,6 +134,32 @@ c = socket.create_server(("127.0.0.1", 0)); d = socket.create_server(("0.0.0.0",
   target_goes_on
 }
 
+@test "what may be bound to an address that is not here (IP_FREEBIND, IP_TRANSPARENT) comes back where none is" {
+  start_python 'def bound(address, kind, level, option):
+    s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
+    s.setsockopt(level, option, 1); s.bind((address, 0))
+    if kind == socket.SOCK_STREAM: s.listen(3)
+    return s, level, option
+stream, datagram = socket.SOCK_STREAM, socket.SOCK_DGRAM
+keep = [bound("10.98.0.1", stream, 0, 15), bound("10.98.0.2", datagram, 0, 15), bound("10.98.0.3", stream, 0, 19),
+        bound("fd98::1", stream, 41, 78), bound("fd98::2", datagram, 41, 75)]
+plain = socket.create_server(("127.0.0.1", 0))
+def looks(): return [(s.getsockname(), s.getsockopt(*option)) for s, *option in keep], [plain.getsockopt(0, name) for name in (15, 19)]
+before = looks()
+import signal
+def tell(*_):
+    with open(folder + "/said", "w") as file: print("as before" if looks() == before else looks(), file=file)
+signal.signal(signal.SIGUSR1, tell)'
+  dump_it
+  capture stasis inspect "$image" --json
+  assert_equal "$(json "[c['ok'] for c in d['checks'] if c['id'] == 'addresses']")" "[True]"
+  restore_it
+  target_goes_on
+  kill -USR1 "${CHILDREN[1]}"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/said"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/said")" "as before"
+}
+
 @test "the address of a connection is not here, and need not be with --tcp-close" {
   : >"$BATS_TEST_TMPDIR/address"
   ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
