@@ -85,6 +85,9 @@ constexpr std::array kRules = {
     CriuRule{"Non-empty write queue on an in-flight socket", "", kBusy,  // seen
              "a connection to a unix socket that the program has not accepted yet has data in it",
              "dump once more when it has been accepted; or let the program accept it"},
+    CriuRule{"Found a closed in-flight socket", "", kBusy,  // seen
+             "a connection to a unix socket was closed before the program has accepted it",
+             "dump once more when it has been accepted; or let the program accept it"},
     CriuRule{"Control messages in queue", "", kCriuFailed,  // seen
              "messages in a unix socket that tell their sender (SO_PASSCRED) were not read yet",
              "dump once more when they have been read; or do without SO_PASSCRED"},
@@ -133,6 +136,12 @@ constexpr std::array kRules = {
     CriuRule{
         "nftables", "", kCriuFailed, "packets of the TCP connections could not be held back",
         "load the kernel's nf_tables, or dump with --network-lock skip if no other program sends"},
+
+    CriuRule{
+        "Dump eventpoll (pid: ", " failed with ", kCriuFailed,  // seen
+        "an epoll of the process watches a file that the process has no more, and another one has",
+        "take a file out of the epoll (EPOLL_CTL_DEL) before it is closed; where it is closed, end "
+        "the other process that has it, or let the program make a new epoll"},
 
     // Timers and schedulers.
     CriuRule{"Unknown clock type", "", kCriuFailed,  // seen
@@ -217,6 +226,11 @@ constexpr std::array kRules = {
              "dump it with --external 'mnt[PATH]:NAME', PATH being where the mount is; its restore "
              "finds "
              "it there, or where --external 'mnt[NAME]:PATH' says"},
+    CriuRule{
+        "Can't lookup mount=", " path=/memfd:", kCriuFailed,  // seen
+        "the process has memory of huge pages open (MFD_HUGETLB), and CRIU did not know it: it "
+        "needs a huge page that is free to learn what such memory is",
+        "set one more aside: sysctl vm.nr_hugepages"},
     CriuRule{
         "Can't lookup mount=", " for fd=", kCriuFailed,  // seen
         "the process has a file open that lies on a mount outside of its mount namespace, or a "

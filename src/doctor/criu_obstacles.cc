@@ -288,9 +288,16 @@ std::optional<std::uint64_t> huge_page_size(Pid pid, const std::string& link) {
   return static_cast<std::uint64_t>(system->f_bsize);
 }
 
-// Can CRIU learn what device huge pages of that size are of?
-bool knows_huge_pages(std::uint64_t page) {
-  if (::access("/run/criu.kdat", F_OK) == 0) return true;  // it may have before
+// Whether CRIU knows, or can learn, what device huge pages of that size are of. What it has learnt
+// before it keeps as a table of such numbers in a file, beside much else.
+bool knows_huge_pages(std::uint64_t page, dev_t device) {
+  constexpr const char* kLearnt = "/run/criu.kdat";
+  const auto learnt = read_file(AT_FDCWD, kLearnt);
+  if (!learnt && ::access(kLearnt, F_OK) == 0) return true;  // who may know
+  const std::string_view known = learnt ? std::string_view(*learnt) : std::string_view();
+  const std::string_view wanted(reinterpret_cast<const char*>(&device), sizeof device);
+  for (std::size_t at = 0; at + sizeof device <= known.size(); at += sizeof device)
+    if (known.substr(at, sizeof device) == wanted) return true;
   const std::string folder = fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
   const auto figure = [&](const char* name) {
     return read_number(fmt::format("{}/{}", folder, name)).value_or(0);
@@ -539,6 +546,7 @@ class Search {
                                                  !facts_.has_our_namespace(pid, "net")));
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
+    if (path.starts_with("/memfd:")) probe_huge_memory(pid, link);
     const bool has_file = S_ISREG(info->st_mode) && !is_of_no_file(path);
     if ((has_file || path.starts_with("/memfd:")) && info->st_nlink == 0) {
       for (const std::string& name : attributes_of(pid, link))
@@ -555,6 +563,14 @@ class Search {
         size > options_.ghost_limit && !is_set(external, "file[")) {
       signs_.add(pid, kGhost, fmt::format("{}, {}", shown, format_bytes(size)));
     }
+  }
+
+  // Of memfd_create(MFD_HUGETLB), mapped or not.
+  void probe_huge_memory(Pid pid, const std::string& link) {
+    const auto page = huge_page_size(pid, link);
+    const auto info = proc::known_status(link);
+    if (page && info && !knows_huge_pages(*page, info->st_dev))
+      signs_.add(pid, kHugeFull, format_bytes(*page) + " each");
   }
 
   // link_remap.N beside the file: one is enough to be refused.
@@ -737,9 +753,8 @@ class Search {
         if (is_new) known->second = huge_page_size(pid, proc::MappedFile(pid, mapping).link());
         if (const auto page = known->second) {
           huge += mapping.end - mapping.start;
-          const bool of_no_mount = nameless || mapping.path.starts_with("/memfd:");
-          if (of_no_mount && !knows_huge_pages(*page))
-            signs_.add(pid, kHugeFull, format_bytes(*page) + " each");
+          if (is_new && (nameless || mapping.path.starts_with("/memfd:")))
+            probe_huge_memory(pid, proc::MappedFile(pid, mapping).link());
         }
       }
       if (mapping.path.starts_with("/dev/shm/") &&
@@ -794,7 +809,8 @@ class Search {
 
 bool passes_by_itself(const Obstacle& one) {
   return one.id == ObstacleId("unread-netlink") || one.id == ObstacleId("unread-urgent") ||
-         one.id == ObstacleId("unread-error") || one.id == ObstacleId("unaccepted-connection");
+         one.id == ObstacleId("unread-error") || one.id == ObstacleId("unaccepted-connection") ||
+         one.id == ObstacleId("pipe-under-way");
 }
 
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,

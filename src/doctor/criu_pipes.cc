@@ -26,6 +26,11 @@ constexpr Kind kPipeName{
     "redirect its standard streams to files, and close descriptors that a terminal, an editor or a "
     "CI runner left open (`5>&-`); or use `stasis run --images-dir`, which connects the standard "
     "streams at every restore; or dump the process at the other end, too"};
+constexpr Kind kUnderWay{
+    "pipe-under-way", Severity::kRed,
+    "has pipes whose other end no process that can be seen here has: it is under way in a unix "
+    "socket (SCM_RIGHTS), or outside of the tree, and then a restore does not connect them again",
+    "dump once more when the program has received it, or close the pipes"};
 constexpr Kind kFifo{
     "fifo", Severity::kYellow,
     "has FIFOs that a process outside of the tree uses; that process sees the end of the file, and "
@@ -183,12 +188,32 @@ class PipeSearch {
     });
     // A child that was born since then has it.
     if (!other && (found_ours_ || !open)) return;
+    const bool is_under_way = !other && !pipe.named && may_be_under_way();
     const std::string whose = other ? fmt::format("process {}, {}", other->pid.value, other->comm)
                                     : std::string("a process that cannot be seen from here");
     for (const auto& [holder, number] : pipe.holders)
-      out_.add(holder, pipe.named ? kFifo : kPipeName,
+      out_.add(holder, is_under_way ? kUnderWay : (pipe.named ? kFifo : kPipeName),
                fmt::format("{} (descriptor {}, {} {})", pipe.path, number,
-                           pipe.ends.writes ? "read by" : "written by", whose));
+                           pipe.ends.writes ? "read by" : "written by",
+                           is_under_way ? "who receives it" : whose));
+  }
+
+  // Whether descriptors wait to be received at a unix socket of the tree (unix_show_fdinfo() of the
+  // kernel). To see which ones, they would have to be taken, and to close one may wait for ever.
+  bool may_be_under_way() {
+    for (const int number : ours_) {
+      const auto files = facts_.open_files(Pid{number});
+      if (!files) continue;
+      for (const proc::OpenFile& file : *files) {
+        if (facts_.is_over()) return false;
+        if (!file.path.starts_with("socket:[")) continue;
+        const auto text =
+            read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", number, file.descriptor));
+        const std::size_t at = text ? text->find("scm_fds: ") : std::string::npos;
+        if (at != std::string::npos && text->compare(at, 11, "scm_fds: 0\n") != 0) return true;
+      }
+    }
+    return false;
   }
 
   // Every process of the machine is looked at, which takes milliseconds: only where something is

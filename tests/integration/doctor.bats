@@ -1118,6 +1118,18 @@ def case_huge_gone():
   unharmed
 }
 
+@test "memory of huge pages that is not mapped is red where CRIU does not know it" {
+  start_cases 'def case_huge_memory():
+    fd = libc.memfd_create(b"huge", 4)
+    if fd < 0: raise OSError("no huge pages")
+    return fd'
+  [[ -e $BATS_TEST_TMPDIR/pid-huge_memory ]] || skip "no memory of huge pages"
+  local expected=red
+  if criu_dumps huge_memory; then expected=; fi
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(light_of huge_memory huge-pages)" "$expected"
+}
+
 @test "red: a PID namespace without its first process" {
   TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
   # shellcheck disable=SC2016

@@ -355,6 +355,45 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
   no_image
 }
 
+@test "a connection to a unix socket that was closed before it is accepted is told, and the program runs on" {
+  start_python 'server = socket.socket(socket.AF_UNIX); server.bind(folder + "/name"); server.listen()
+client = socket.socket(socket.AF_UNIX); client.connect(folder + "/name"); client.close()'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "a connection to a unix socket was closed before the program has accepted it"
+  target_goes_on
+}
+
+@test "the other end of a pipe that is under way is no process outside: the dump waits until it is received" {
+  start_python 'here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); end, pipe = os.pipe()
+socket.send_fds(here, [b"x"], [end]); os.close(end); os.write(pipe, b"in the pipe")
+def receive():
+    while not os.path.exists(folder + "/go"): time.sleep(.02)
+    got = socket.recv_fds(there, 1, 1)[1][0]; open(folder + "/received", "w").close()
+    while not os.path.exists(folder + "/read"): time.sleep(.02)
+    os.write(os.open(folder + "/got", os.O_WRONLY | os.O_CREAT), os.read(got, 20))
+import threading; threading.Thread(target=receive, daemon=True).start()'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "it is under way in a unix socket (SCM_RIGHTS), or outside of the tree"
+  [[ $err != *"cannot be seen from here)"* ]]
+  : >"$BATS_TEST_TMPDIR/go"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/received"
+  dump_it
+  restore_it
+  : >"$BATS_TEST_TMPDIR/read"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/got"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/got")" "in the pipe"
+}
+
+@test "an epoll that watches what only another process still has is told, and the program runs on" {
+  start_python 'import select
+events = select.epoll(); end, pipe = os.pipe(); events.register(end)
+if os.fork() == 0: libc.prctl(1, 9); time.sleep(300)
+os.close(end)'
+  refused 9 criu-failed dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "an epoll of the process watches a file that the process has no more, and another one has"
+  target_goes_on
+}
+
 @test "a connection that waits to be accepted is restored, also where its maker stands in front of the listener" {
   start_script waiting_connection.py
   dump_it
