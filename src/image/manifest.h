@@ -197,6 +197,10 @@ struct SocketRecord {
   int protocol = 0;
   std::vector<SocketOptionRecord> options;
   std::vector<MulticastRecord> memberships;
+  // fchmod(2), fchown(2): where they are not what a socket of the user who dumped would have.
+  std::optional<std::uint32_t> mode = {};
+  std::optional<std::uint32_t> uid = {};
+  std::optional<std::uint32_t> gid = {};
   bool operator==(const SocketRecord&) const = default;
 };
 

@@ -256,6 +256,9 @@ void fields(auto& io, Described<SocketRecord> auto& socket) {
     }
   }
   io("memberships", socket.memberships, Items{0, kMaxMemberships});
+  io.optional("mode", socket.mode, Within{0, 07777});
+  io.optional("uid", socket.uid);
+  io.optional("gid", socket.gid);
 }
 
 void fields(auto& io, Described<SocketsRecord> auto& sockets) {

@@ -270,6 +270,9 @@ TEST(Manifest, KnowsTheStateOfSockets) {
   socket.options.push_back({41, 17, "lo"});
   socket.options.push_back({0, 4, {}});
   socket.memberships.push_back({"lo", "224.1.1.1", true, {"127.0.0.1"}});
+  socket.mode = 0600;
+  socket.uid = 0;
+  socket.gid = 4294967294U;
   manifest.sockets = {{"10.99.0.1"}, {"10.99.0.2"}, {socket}, {"process 1 (descriptor 5): events"}};
   const auto back = parse_manifest(serialize_manifest(manifest));
   ASSERT_TRUE(back) << back.error().to_string();

@@ -51,6 +51,9 @@ constexpr std::size_t kAroundSocket = 256;
 constexpr std::size_t kMostGroups = 4096;
 constexpr std::size_t kMostQuestions = 1U << 20;
 
+constexpr mode_t kAllBits = 07777;
+constexpr mode_t kUsualMode = 0777;  // of a socket, as the kernel makes it
+
 constexpr int kFreeBindSix = 78;  // IPV6_FREEBIND of linux/in6.h, Linux 4.15
 
 UniqueFd take_descriptor(const Pidfd& process, int descriptor) {
@@ -252,13 +255,25 @@ class Noter {
       bytes_ += kAroundOption + 2 * option.value.size();
       record.options.push_back({option.level, option.name, std::move(option.value)});
     }
+    note_owner(socket, record);
     note_memberships(socket, *kind, record);
     note_address(socket, *kind, pid);
     unread_.note(socket, *kind, pid, file);
     if (kind->domain == AF_UNIX) note_credentials(pid, socket, file);
-    if (record.options.empty() && record.memberships.empty()) return;
+    if (record.options.empty() && record.memberships.empty() && !record.mode && !record.uid) return;
     bytes_ += kAroundSocket;
     record_.sockets.push_back(std::move(record));
+  }
+
+  // CRIU makes each as the user who restores. The owner counts, too: rules of routes and of packets
+  // may be for one.
+  static void note_owner(const UniqueFd& socket, SocketRecord& record) {
+    struct stat info {};
+    if (::fstat(socket.get(), &info) != 0) return;
+    if ((info.st_mode & kAllBits) != kUsualMode) record.mode = info.st_mode & kAllBits;
+    if (info.st_uid == ::geteuid() && info.st_gid == ::getegid()) return;
+    record.uid = info.st_uid;
+    record.gid = info.st_gid;
   }
 
   void note_memberships(const UniqueFd& socket, const proc::SocketKind& kind,
@@ -322,6 +337,20 @@ class Noter {
   std::size_t with_peers_ = 0;
 };
 
+void put_owner_back(const SocketRecord& record, const UniqueFd& socket, Lost& lost) {
+  struct stat info {};
+  if (::fstat(socket.get(), &info) != 0) return;
+  const uid_t uid = record.uid.value_or(info.st_uid);
+  const gid_t gid = record.gid.value_or(info.st_gid);
+  if ((uid != info.st_uid || gid != info.st_gid) && ::fchown(socket.get(), uid, gid) != 0)
+    lost.add(record.pid, record.descriptor,
+             fmt::format("the socket's owner ({})", std::generic_category().message(errno)));
+  const mode_t mode = record.mode.value_or(info.st_mode & kAllBits);
+  if (mode != (info.st_mode & kAllBits) && ::fchmod(socket.get(), mode) != 0)
+    lost.add(record.pid, record.descriptor,
+             fmt::format("the socket's mode ({})", std::generic_category().message(errno)));
+}
+
 void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
   const UniqueFd socket = take_descriptor(process.pidfd(), record.descriptor);
   if (!socket.valid()) {
@@ -337,6 +366,7 @@ void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
     lost.add(record.pid, record.descriptor, "the socket's options: it is another kind of file");
     return;
   }
+  put_owner_back(record, socket, lost);
   std::vector<proc::SocketOption> options;
   for (const SocketOptionRecord& option : record.options)
     options.push_back({option.level, option.name, option.value});

@@ -160,6 +160,23 @@ signal.signal(signal.SIGUSR1, tell)'
   assert_equal "$(<"$BATS_TEST_TMPDIR/said")" "as before"
 }
 
+@test "mode and owner of a socket are as they were" {
+  start_python 'pair = socket.socketpair(); keep = [socket.create_server(("127.0.0.1", 0)), pair[0], pair[1], socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+os.fchmod(keep[0].fileno(), 0o640); os.fchown(keep[1].fileno(), 12, 34)
+def looks(): return [(one.st_mode, one.st_uid, one.st_gid) for one in (os.fstat(s.fileno()) for s in keep)]
+before = looks()
+import signal
+def tell(*_):
+    with open(folder + "/said", "w") as file: print("as before" if looks() == before else looks(), file=file)
+signal.signal(signal.SIGUSR1, tell)'
+  dump_it
+  restore_it
+  target_goes_on
+  kill -USR1 "${CHILDREN[1]}"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/said"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/said")" "as before"
+}
+
 @test "the address of a connection is not here, and need not be with --tcp-close" {
   : >"$BATS_TEST_TMPDIR/address"
   ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
