@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <protozero/pbf_reader.hpp>
 
 #include "abi/processor_state.h"
+#include "criu/criu_messages.h"
 #include "proc/interrupted_call.h"
 #include "proc/procfs.h"
 
@@ -243,6 +245,23 @@ bool has_terminal_data(const UniqueFd& criu_dir) {
   struct stat info {};
   return ::fstatat(criu_dir.get(), "tty-data.img", &info, AT_SYMLINK_NOFOLLOW) == 0 &&
          S_ISREG(info.st_mode) && info.st_size > kHead;
+}
+
+int highest_number(const UniqueFd& criu_dir) {
+  constexpr std::uint32_t kLastField = 5;  // of pstree_entry, images/pstree.proto: all are numbers
+  constexpr std::uint32_t kMost = 1U << 22;  // PID_MAX_LIMIT of the kernel
+  std::uint32_t highest = 0;
+  (void)each_message(read_criu_image(criu_dir, "pstree.img"), kTreeMagic, [&](pbf_reader message) {
+    while (message.next()) {
+      if (message.tag() > kLastField || message.wire_type() != pbf_wire_type::varint) {
+        message.skip();
+        continue;
+      }
+      const std::uint32_t number = message.get_uint32();
+      if (number < kMost) highest = std::max(highest, number);
+    }
+  });
+  return static_cast<int>(highest);
 }
 
 std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid) {

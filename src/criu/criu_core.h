@@ -32,6 +32,10 @@ std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid);
 // typed.
 bool has_terminal_data(const UniqueFd& criu_dir);
 
+// The highest number that a restore makes processes and threads by (pstree.img): for a group and a
+// session whose leader has ended CRIU makes one as well. 0 if the file does not say.
+int highest_number(const UniqueFd& criu_dir);
+
 // Lets the threads of a process that stands still, dumped, make the system calls again in which
 // they were interrupted (docs/adr/0007), and which CRIU would let end with EINTR: those that wait
 // for a time that only the kernel has, and those that return EINTR after any stop. Not of a thread

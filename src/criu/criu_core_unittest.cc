@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -55,10 +56,11 @@ class CriuCore : public testing::Test {
   }
   void TearDown() override {
     ::unlinkat(directory_.get(), "core-77.img", 0);
+    ::unlinkat(directory_.get(), "pstree.img", 0);
     ::rmdir(path_.c_str());
   }
-  void write(const std::string& text) {
-    auto file = open_file(directory_.get(), "core-77.img", O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  void write(const std::string& text, const char* name = "core-77.img") {
+    auto file = open_file(directory_.get(), name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     EXPECT_TRUE(file && write_all(file->get(), text.data(), text.size(), "core"));
   }
   std::optional<int> signal_of(const std::string& text) {
@@ -86,6 +88,29 @@ TEST_F(CriuCore, KnowsWhetherTilesAreInUse) {
   for (std::size_t size = 0; size < whole.size(); ++size) {
     write(whole.substr(0, size));
     EXPECT_FALSE(has_tiles(directory_, kThread)) << size;
+  }
+}
+
+TEST_F(CriuCore, KnowsTheHighestNumberOfGroupsAndSessionsToo) {
+  EXPECT_EQ(highest_number(directory_), 0);
+  const auto entry = [](std::initializer_list<std::uint32_t> numbers) {
+    std::string message;
+    protozero::pbf_writer writer(message);
+    std::uint32_t tag = 1;
+    for (const std::uint32_t number : numbers)
+      writer.add_uint32(tag < 5 ? tag++ : 5, number);
+    const auto size = static_cast<std::uint32_t>(message.size());
+    return std::string(reinterpret_cast<const char*>(&size), sizeof size) + message;
+  };
+  const std::uint32_t head[2] = {0x54564319, 0x50273030};
+  const std::string start(reinterpret_cast<const char*>(head), sizeof head);
+  // The process, its parent, group, session and threads.
+  for (const auto& numbers : {std::initializer_list<std::uint32_t>{2, 0, 90, 2, 6, 7},
+                              {2, 0, 2, 90, 6, 7},
+                              {2, 0, 2, 2, 6, 90, 7},
+                              {90, 2, 2, 2, 0xffffffff}}) {
+    write(start + entry({3, 2, 2, 2, 3}) + entry(numbers), "pstree.img");
+    EXPECT_EQ(highest_number(directory_), 90);
   }
 }
 

@@ -24,6 +24,7 @@ inline constexpr std::uint32_t kAnyImageMagic = 0x54564319;
 inline constexpr std::uint32_t kFilesMagic = 0x56303138;
 inline constexpr std::uint32_t kDescriptorsMagic = 0x56213732;  // fdinfo-N.img
 inline constexpr std::uint32_t kRemapMagic = 0x59133954;        // remap-fpath.img
+inline constexpr std::uint32_t kTreeMagic = 0x50273030;         // pstree.img
 inline constexpr const char* kFilesImage = "files.img";
 
 inline constexpr std::size_t kMostOfImage = 64 << 20;  // bytes

@@ -12,8 +12,7 @@ const std::array<MachineCheck, 6> kMachineChecks{{
                                 input.ours);
      }},
     {"permissions", [](const MachineCheckInput& input) { return check_rights(input.image); }},
-    {"process-numbers",
-     [](const MachineCheckInput& input) { return check_numbers(input.image.manifest()); }},
+    {"process-numbers", [](const MachineCheckInput& input) { return check_numbers(input.image); }},
     {"addresses",
      [](const MachineCheckInput& input) {
        return check_addresses(input.image.manifest(), input.tcp_close, input.addresses);

@@ -125,15 +125,16 @@ Error pid_in_use(const proc::ProcessInfo& user) {
 }
 
 // Another PID namespace would not help: there, too, we may have the number.
-Error number_is_ours(const Manifest& manifest, std::string_view whose) {
-  const std::set<int> numbers = manifest.numbers();
+Error number_is_ours(const ImageReader& image, std::string_view whose) {
+  const int highest =
+      std::max(*image.manifest().numbers().rbegin(), highest_number(image.criu_dir()));
   // Not by another shell (`sh -c`), which could have the number itself.
   return {ErrorCode::kPidInUse,
           fmt::format("the image needs {} number {}, which is the one of this process", whose,
                       ::getpid()),
           fmt::format("leave out --detach; or give the next program another number, in the very "
                       "shell that starts stasis: echo {} >/proc/sys/kernel/ns_last_pid",
-                      *numbers.rbegin())};
+                      highest)};
 }
 
 // A process whose session, or whose group, has the number of a process of the image.
@@ -230,7 +231,8 @@ static bool is_of_another(const Error& why) {
   return why.code == ErrorCode::kThreadId || why.code == ErrorCode::kNotPermitted;
 }
 
-Result<void> check_numbers(const Manifest& manifest) {
+Result<void> check_numbers(const ImageReader& image) {
+  const Manifest& manifest = image.manifest();
   STASIS_TRY(may_choose_numbers());
   const proc::ProcFs procfs;
   const auto start = Clock::now();
@@ -241,7 +243,7 @@ Result<void> check_numbers(const Manifest& manifest) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       info = procfs.process(record.pid);
     }
-    if (info && info->pid.value == ::getpid()) return fail(number_is_ours(manifest, "process"));
+    if (info && info->pid.value == ::getpid()) return fail(number_is_ours(image, "process"));
     if (info) return fail(pid_in_use(*info));
     if (info.error().code == ErrorCode::kNoSuchProcess) continue;
     if (!is_of_another(info.error())) return fail(std::move(info.error()));
@@ -263,7 +265,7 @@ Result<void> check_numbers(const Manifest& manifest) {
   for (const ProcessRecord& record : manifest.processes) {
     for (const Tid thread : record.threads) {
       auto info = procfs.process(Pid{thread.value});
-      if (info && info->pid.value == ::getpid()) return fail(number_is_ours(manifest, "thread"));
+      if (info && info->pid.value == ::getpid()) return fail(number_is_ours(image, "thread"));
       if (info) return fail(thread_in_use(thread, "it is process " + info->comm));
       if (info.error().code == ErrorCode::kNoSuchProcess) continue;
       if (!is_of_another(info.error())) return fail(std::move(info.error()));

@@ -35,7 +35,7 @@ Result<void> check_rights(const ImageReader& image);
 
 // The numbers of all processes and threads are free, and may be chosen here. Gives the dead a
 // moment to be reaped. kPidInUse, kNotPermitted.
-Result<void> check_numbers(const Manifest& manifest);
+Result<void> check_numbers(const ImageReader& image);
 
 // The files that the processes have open, mapped or as their directories are what they were.
 // or can be made that. kCriuFailed with their paths; kNotPermitted (foreign_links.h);
