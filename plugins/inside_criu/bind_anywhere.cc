@@ -22,22 +22,25 @@ long bind_by_kernel(int socket, const void* address, socklen_t size) {
 
 }  // namespace
 
-extern "C" int bind(int socket, const sockaddr* address, socklen_t size) noexcept;
-extern "C" int bind(int socket, const sockaddr* address, socklen_t size) noexcept {
-  const long result = bind_by_kernel(socket, address, size);
+extern "C" {
+
+int bind(int fd, const sockaddr* addr, socklen_t len) noexcept {
+  const long result = bind_by_kernel(fd, addr, len);
   const bool is_elsewhere = result != 0 && errno == EADDRNOTAVAIL;
-  if (!is_elsewhere || !stasis::inside_criu::binds_anywhere || address->sa_family != AF_INET)
+  if (!is_elsewhere || !stasis::inside_criu::binds_anywhere || addr->sa_family != AF_INET)
     return static_cast<int>(result);
   const int yes = 1;
   const int no = 0;
-  if (::setsockopt(socket, SOL_IP, IP_FREEBIND, &yes, sizeof yes) != 0) {
+  if (::setsockopt(fd, SOL_IP, IP_FREEBIND, &yes, sizeof yes) != 0) {
     errno = EADDRNOTAVAIL;
     return -1;
   }
-  const long again = bind_by_kernel(socket, address, size);
+  const long again = bind_by_kernel(fd, addr, len);
   const int why = errno;
   // What the program has of it comes from the image.
-  (void)::setsockopt(socket, SOL_IP, IP_FREEBIND, &no, sizeof no);
+  (void)::setsockopt(fd, SOL_IP, IP_FREEBIND, &no, sizeof no);
   errno = why;
   return static_cast<int>(again);
 }
+
+}  // extern "C"
