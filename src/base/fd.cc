@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,6 +93,36 @@ Result<UniqueFd> open_file(int directory, const std::string& path, int flags, un
   return fd;
 }
 
+namespace {
+
+std::optional<struct stat> ask_kernel(int folder, const char* path, int how) {
+  struct statx info {};
+  if (::statx(folder, path, how | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &info) != 0)
+    return std::nullopt;
+  struct stat out {};
+  out.st_dev = makedev(info.stx_dev_major, info.stx_dev_minor);
+  out.st_ino = info.stx_ino;
+  out.st_mode = info.stx_mode;
+  out.st_nlink = info.stx_nlink;
+  out.st_uid = info.stx_uid;
+  out.st_gid = info.stx_gid;
+  out.st_rdev = makedev(info.stx_rdev_major, info.stx_rdev_minor);
+  out.st_size = static_cast<off_t>(info.stx_size);
+  out.st_blksize = info.stx_blksize;
+  out.st_blocks = static_cast<blkcnt_t>(info.stx_blocks);
+  return out;
+}
+
+}  // namespace
+
+std::optional<struct stat> known_status(const std::string& link) {
+  return ask_kernel(AT_FDCWD, link.c_str(), 0);
+}
+
+std::optional<struct stat> known_status(const UniqueFd& file) {
+  return ask_kernel(file.get(), "", AT_EMPTY_PATH);
+}
+
 bool is_regular_file(const struct stat& info) { return S_ISREG(info.st_mode); }
 
 bool is_memory_file(const struct stat& info) {
@@ -107,15 +138,15 @@ bool is_memory_file(const struct stat& info) {
 Result<UniqueFd> open_checked(int directory, const std::string& path, int access,
                               const FileCheck& accept) {
   STASIS_TRY_ASSIGN(auto place, open_file(directory, path, O_PATH | (access & O_NOFOLLOW)));
-  struct stat info {};
-  if (::fstat(place.get(), &info) != 0) return fail(errno_error("cannot stat " + path, errno));
+  const auto info = known_status(place);
+  if (!info) return fail(errno_error("cannot stat " + path, errno));
   // An O_PATH descriptor of a link that is not followed is one of the link itself.
-  if (S_ISLNK(info.st_mode)) return fail(errno_error("cannot open " + path, ELOOP));
-  if (!accept(info)) {
+  if (S_ISLNK(info->st_mode)) return fail(errno_error("cannot open " + path, ELOOP));
+  if (!accept(*info)) {
     return fail(ErrorCode::kNotSupported,
                 fmt::format("{} is not the kind of file that belongs there (mode {:o}), and has "
                             "not been opened",
-                            path, info.st_mode));
+                            path, info->st_mode));
   }
   constexpr int kHarmless = O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const std::string same = fmt::format("/proc/self/fd/{}", place.get());

@@ -56,10 +56,16 @@ Error errno_error(const std::string& what, int error_number);
 // open(2) with O_CLOEXEC and O_NOCTTY. `directory` is AT_FDCWD or a directory's descriptor.
 Result<UniqueFd> open_file(int directory, const std::string& path, int flags, unsigned mode = 0);
 
+// What the kernel knows of the file that a link of /proc, or a descriptor, leads to: no program
+// that serves it is asked, and what changed on another machine since is not seen. Without times.
+// Nothing, with the reason in errno, where there is none.
+std::optional<struct stat> known_status(const std::string& link);
+std::optional<struct stat> known_status(const UniqueFd& file);
+
 // For a name that another user may have made, of another process or in an image. To open a FIFO or
-// a device waits, or does something, so the file is looked at first (O_PATH): kNotSupported for one
-// that `accept` refuses, which has not been opened then. `access` is O_RDONLY or O_RDWR, with
-// O_NOFOLLOW.
+// a device waits, or does something, so the file is looked at first (O_PATH), by known_status():
+// kNotSupported for one that `accept` refuses, which has not been opened then. `access` is O_RDONLY
+// or O_RDWR, with O_NOFOLLOW.
 using FileCheck = std::function<bool(const struct stat&)>;
 Result<UniqueFd> open_checked(int directory, const std::string& path, int access,
                               const FileCheck& accept);

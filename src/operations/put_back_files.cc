@@ -86,6 +86,12 @@ Result<std::string> free_name_aside(const UniqueFd& folder, const std::string& p
       fmt::format("remove those that are not needed: {}{}*", path, kAside));
 }
 
+// Is what that link of another process leads to the file? It may be one that a program serves.
+bool leads_to(const std::string& link, const struct stat& file) {
+  const auto info = known_status(link);
+  return info && info->st_ino == file.st_ino && info->st_dev == file.st_dev;
+}
+
 // Another program, as far as it can be seen, that has the file open for writing.
 std::optional<Pid> writer_of(const struct stat& file) {
   const proc::ProcFs procfs;
@@ -95,15 +101,11 @@ std::optional<Pid> writer_of(const struct stat& file) {
     if (one.pid.value == ::getpid()) continue;
     const auto open_files = procfs.open_files(one.pid);
     for (const proc::OpenFile& each : open_files ? *open_files : std::vector<proc::OpenFile>()) {
-      struct stat info {};
-      const std::string number = fmt::format("{}/fd/{}", one.pid.value, each.descriptor);
-      if (::stat(("/proc/" + number).c_str(), &info) != 0 || info.st_ino != file.st_ino ||
-          info.st_dev != file.st_dev)
-        continue;
+      const std::string place = fmt::format("/proc/{}/fd/{}", one.pid.value, each.descriptor);
+      if (!leads_to(place, file)) continue;
       // How it was opened, its link shows as a right (fs/proc/fd.c).
       struct stat link {};
-      if (::lstat(("/proc/" + number).c_str(), &link) == 0 && (link.st_mode & S_IWUSR) != 0)
-        return one.pid;
+      if (::lstat(place.c_str(), &link) == 0 && (link.st_mode & S_IWUSR) != 0) return one.pid;
     }
   }
   return std::nullopt;
@@ -114,23 +116,20 @@ bool is_in_use(const struct stat& file) {
   const proc::ProcFs procfs;
   const auto all_processes = procfs.all();
   if (!all_processes) return true;
-  const auto is_it = [&](const std::string& link) {
-    struct stat info {};
-    return ::stat(link.c_str(), &info) == 0 && info.st_ino == file.st_ino &&
-           info.st_dev == file.st_dev;
-  };
   for (const proc::ProcessInfo& one : *all_processes) {
     if (one.pid.value == ::getpid()) continue;
     bool found = false;
     (void)procfs.for_each_mapping(one.pid, [&](const proc::Mapping& mapping) {
-      found = mapping.inode == file.st_ino && is_it(proc::MappedFile(one.pid, mapping).link());
+      found =
+          mapping.inode == file.st_ino && leads_to(proc::MappedFile(one.pid, mapping).link(), file);
       return !found;
     });
     if (found) return true;
     const auto open_files = procfs.open_files(one.pid);
     if (!open_files) continue;
     for (const proc::OpenFile& open_one : *open_files)
-      if (is_it(fmt::format("/proc/{}/fd/{}", one.pid.value, open_one.descriptor))) return true;
+      if (leads_to(fmt::format("/proc/{}/fd/{}", one.pid.value, open_one.descriptor), file))
+        return true;
   }
   return false;
 }

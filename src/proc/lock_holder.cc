@@ -30,12 +30,10 @@ std::optional<Pid> lock_holder(const UniqueFd& file) {
 }
 
 bool is_tool(const ProcessInfo& process) {
-  struct stat its {};
-  struct stat ours {};
   const std::string program = fmt::format("/proc/{}/exe", process.pid.value);
-  if (::stat(program.c_str(), &its) == 0 && ::stat("/proc/self/exe", &ours) == 0 &&
-      its.st_dev == ours.st_dev && its.st_ino == ours.st_ino)
-    return true;
+  const auto its = known_status(program);
+  const auto ours = known_status("/proc/self/exe");
+  if (its && ours && its->st_dev == ours->st_dev && its->st_ino == ours->st_ino) return true;
   std::error_code failed;
   const auto name = std::filesystem::read_symlink(program, failed).filename().string();
   const auto has_library = ProcFs().maps_file(process.pid, "libstasis.so");

@@ -77,36 +77,6 @@ bool may_be_far(const std::string& type) {
 
 namespace {
 
-std::optional<struct stat> ask_kernel(int folder, const char* path, int how) {
-  struct statx info {};
-  if (::statx(folder, path, how | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &info) != 0)
-    return std::nullopt;
-  struct stat out {};
-  out.st_dev = makedev(info.stx_dev_major, info.stx_dev_minor);
-  out.st_ino = info.stx_ino;
-  out.st_mode = info.stx_mode;
-  out.st_nlink = info.stx_nlink;
-  out.st_uid = info.stx_uid;
-  out.st_gid = info.stx_gid;
-  out.st_rdev = makedev(info.stx_rdev_major, info.stx_rdev_minor);
-  out.st_size = static_cast<off_t>(info.stx_size);
-  out.st_blksize = info.stx_blksize;
-  out.st_blocks = static_cast<blkcnt_t>(info.stx_blocks);
-  return out;
-}
-
-}  // namespace
-
-std::optional<struct stat> known_status(const std::string& link) {
-  return ask_kernel(AT_FDCWD, link.c_str(), 0);
-}
-
-std::optional<struct stat> known_status(const UniqueFd& file) {
-  return ask_kernel(file.get(), "", AT_EMPTY_PATH);
-}
-
-namespace {
-
 // Memory and pipes of the kernel's own, which are on no mount.
 bool is_kernels(dev_t device) {
   const auto device_of = [](int file) {

@@ -39,10 +39,7 @@ bool is_on_this_machine(const std::string& path);
 // top of one that is?
 bool may_be_far(const std::string& type);
 
-// What the kernel knows of the file that a link of /proc, or a descriptor, leads to: no program
-// that serves it is asked, and what changed on another machine since is not seen.
-std::optional<struct stat> known_status(const std::string& link);
-std::optional<struct stat> known_status(const UniqueFd& file);
+using stasis::known_status;
 
 // Does the file system answer statfs(2), on which that file of the process's is? False after five
 // seconds: a network that is down, or a program that serves it and hangs. Those of this machine, as
