@@ -237,7 +237,8 @@ class InsideCall {
   // The target may have put another file in its place: one that it may not write is not written.
   Result<void> fill(int number) const {
     STASIS_TRY_ASSIGN(const auto process, Pidfd::open(pid_));
-    STASIS_TRY_ASSIGN(const auto file, proc::take_descriptor(pid_, process, number));
+    STASIS_TRY_ASSIGN(const auto file,
+                      proc::take_descriptor(pid_, process, number, &is_memory_file));
     STASIS_TRY(inside_.space_.check_current());
     struct stat info {};
     if (::fstat(file.get(), &info) != 0 || !is_memory_file(info) || info.st_size != 0) {

@@ -168,7 +168,7 @@ class AgentClient {
 
  private:
   // The one that the last answer names.
-  Result<UniqueFd> take_only_descriptor() const;
+  Result<UniqueFd> take_only_descriptor(const FileCheck& accept) const;
   // Taken from the page once after each answer: it belongs to the target, which can write there
   // what it likes while we look.
   struct Figures {

@@ -21,6 +21,7 @@
 #include <gtest/gtest.h>
 
 #include "abi/cuda_abi.h"
+#include "direct/agent_page.h"
 #include "direct/fake_agent.h"
 #include "proc/procfs.h"
 #include "tests/fakes/child.h"
@@ -158,6 +159,44 @@ TEST(AgentClient, DoesNotTakeDescriptorsThatAreNotThere) {
   ASSERT_TRUE(client.has_value() && client->has_value());
   ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
   EXPECT_FALSE((*client)->take_segments(milliseconds(2000)).has_value());
+}
+
+// To close a copy of a socket may take as long as the program has said (SO_LINGER), of a pipe as
+// long as it keeps that locked.
+TEST(AgentClient, TakesNoSocketOrPipeForMemory) {
+  for (const bool is_socket : {true, false}) {
+    const FakeAgent agent(kAgentSeals, [is_socket](ControlPage& page) {
+      int ends[2]{-1, -1};
+      if (is_socket)
+        ends[0] = ::socket(AF_INET, SOCK_STREAM, 0);
+      else
+        (void)!::pipe(ends);
+      page.cu_result = 0;
+      page.segment_count = 1;
+      page.exported_count = 1;
+      page.segments[0] = {4096, 0, 0, {}, ends[0], 0};
+      page.shares[0].fd = ends[0];
+    });
+    auto client = agent.find();
+    ASSERT_TRUE(client.has_value() && client->has_value());
+    ASSERT_TRUE((*client)->ask(AgentCommand::kClose, 100, milliseconds(60000)).has_value());
+    const auto taken = (*client)->take_segments(milliseconds(2000));
+    ASSERT_FALSE(taken.has_value());
+    EXPECT_EQ(taken.error().code, ErrorCode::kNotSupported) << taken.error().to_string();
+    const auto lent = (*client)->borrow({1, 2}, milliseconds(2000));
+    ASSERT_FALSE(lent.has_value());
+    EXPECT_EQ(lent.error().code, ErrorCode::kNotSupported) << lent.error().to_string();
+  }
+}
+
+TEST(AgentPage, OneThatTheProcessHasClosedIsNoPageOfIt) {
+  EXPECT_FALSE(is_closed("/proc/self/fd/0"));
+  EXPECT_TRUE(is_closed("/proc/self/fd/1000000"));
+  const fakes::Child child;
+  const std::string path = "/proc/" + std::to_string(child.pid().value) + "/fd/0";
+  EXPECT_FALSE(is_closed(path));
+  child.become_zombie();
+  EXPECT_TRUE(is_closed(path));
 }
 
 // What was checked is what is used, whatever the page says a moment later.

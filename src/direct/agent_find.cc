@@ -154,7 +154,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
   STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
     auto file = open_page(path, O_RDWR);
-    if (!file && file.error().code == ErrorCode::kNotSupported) continue;
+    if (!file && (file.error().code == ErrorCode::kNotSupported || is_closed(path))) continue;
     if (!file) return fail(std::move(file.error()));
     struct stat status {};
     if (::fstat(file->get(), &status) != 0 || status.st_size < static_cast<off_t>(kOfAllVersions))

@@ -38,6 +38,12 @@ Result<UniqueFd> open_page(const std::string& path, int access) {
   return open_checked(AT_FDCWD, path, access, &is_memory_file);
 }
 
+bool is_closed(const std::string& path) {
+  std::error_code failed;
+  (void)std::filesystem::read_symlink(path, failed);
+  return failed == std::errc::no_such_file_or_directory || failed == std::errc::no_such_process;
+}
+
 bool is_page_of(const ControlPage& page, int ns_pid) {
   return page.magic == kAgentMagic && page.version == kAgentVersion &&
          page.bytes == sizeof(ControlPage) && page.pid == ns_pid;

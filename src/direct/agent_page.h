@@ -25,6 +25,8 @@ bool is_agent_page(const proc::Mapping& mapping);
 
 // The target chooses the name, and what it stands for: only memory is opened.
 Result<UniqueFd> open_page(const std::string& path, int access);
+// Is it not there any more: closed by the process meanwhile, or with its end?
+bool is_closed(const std::string& path);
 
 // As much as lies at the same place in all versions, which may be larger and smaller than ours.
 inline constexpr std::size_t kOfAllVersions =

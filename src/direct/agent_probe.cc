@@ -34,7 +34,7 @@ Result<std::optional<Seen>> see(Pid pid, int access) {
   STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
     auto file = open_page(path, access);
-    if (!file && file.error().code == ErrorCode::kNotSupported) continue;
+    if (!file && (file.error().code == ErrorCode::kNotSupported || is_closed(path))) continue;
     if (!file) return fail(std::move(file.error()));
     alignas(ControlPage) std::byte bytes[sizeof(ControlPage)];
     const ssize_t got = ::pread(file->get(), bytes, sizeof bytes, 0);

@@ -2,6 +2,7 @@
 // those of memory that processes share.
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,6 +18,8 @@
 
 namespace stasis::direct {
 namespace {
+
+bool is_socket(const struct stat& info) { return S_ISSOCK(info.st_mode); }
 
 // Both ends of it were made by that process, as its agent makes them. A message that its reader
 // wants the sender of (SO_PASSCRED) says that it is from this user, and what it says is the
@@ -76,18 +79,20 @@ Result<std::vector<Share>> AgentClient::shares(std::chrono::milliseconds timeout
   return shares;
 }
 
-Result<UniqueFd> AgentClient::take_only_descriptor() const {
+Result<UniqueFd> AgentClient::take_only_descriptor(const FileCheck& accept) const {
   const int number = once(page_->exported_count) == 1 ? once(page_->shares[0].fd) : -1;
-  STASIS_TRY_ASSIGN(auto taken, proc::take_descriptor(pid_, pidfd_, number));
+  STASIS_TRY_ASSIGN(auto taken, proc::take_descriptor(pid_, pidfd_, number, accept));
   // Or it is another program's.
-  STASIS_TRY(space_->check_current());
-  return taken;
+  auto current = space_->check_current();
+  if (current) return taken;
+  proc::drop(std::move(taken));
+  return fail(std::move(current.error()));
 }
 
 Result<UniqueFd> AgentClient::borrow(const ShareId& id, std::chrono::milliseconds timeout) {
   begin(AgentCommand::kLend, ContentId{id[0], id[1]});
   STASIS_TRY(finish(timeout));
-  return take_only_descriptor();
+  return take_only_descriptor(&proc::may_be_memory);
 }
 
 Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
@@ -96,8 +101,9 @@ Result<void> AgentClient::attach(const std::vector<Lent>& pieces,
   constexpr std::size_t kAtOnce = 64;
   for (std::size_t done = 0; done < pieces.size();) {
     STASIS_TRY(ask(AgentCommand::kAttach, kOffer, timeout));
-    STASIS_TRY_ASSIGN(auto socket, take_only_descriptor());
+    STASIS_TRY_ASSIGN(auto socket, take_only_descriptor(&is_socket));
     if (!is_own_pair(socket, pid_)) {
+      proc::drop(std::move(socket));
       return fail(ErrorCode::kNotSupported,
                   fmt::format("the agent in process {} has named something else than a socket of "
                               "its own",
@@ -144,7 +150,8 @@ Result<std::vector<Segment>> AgentClient::take_segments(std::chrono::millisecond
         std::memcpy(&gpu.bytes, given.gpu, sizeof given.gpu);
         places->push_back({given.bytes, given.offset, given.address, gpu});
       }
-      STASIS_TRY_ASSIGN(auto handle, proc::take_descriptor(pid_, pidfd_, given.fd));
+      STASIS_TRY_ASSIGN(auto handle,
+                        proc::take_descriptor(pid_, pidfd_, given.fd, &proc::may_be_memory));
       segments.push_back({std::move(handle), given.bytes, given.offset});
     }
     // Or they are another program's.

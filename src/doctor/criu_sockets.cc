@@ -188,6 +188,7 @@ void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_clos
   for (const proc::ProcessInfo& info : processes)
     networks.insert(facts.namespace_of(info.pid, "net"));
   const bool all_are_known = !networks.contains(0);
+  proc::DroppedCopies dropped;
   for (const proc::ProcessInfo& info : processes) {
     const auto files = facts.open_files(info.pid);
     if (!files) continue;
@@ -196,8 +197,7 @@ void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_clos
     for (const proc::OpenFile& file : *files) {
       if (facts.is_over()) return;
       if (!file.path.starts_with("socket:[") || !seen.insert(file.path).second) continue;
-      // The kernel's own: to close a copy waits for nothing.
-      const auto copy = proc::take_nameless(info.pid, *process, file.descriptor);
+      auto copy = proc::take_nameless(info.pid, *process, file.descriptor);
       if (!copy) continue;
       const ino_t network = network_of_socket(*copy);
       if (all_are_known && network != 0 && !networks.contains(network))
@@ -205,6 +205,7 @@ void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_clos
                 fmt::format("descriptor {} (net:[{}])", file.descriptor, network));
       else
         probe_one(info.pid, file.descriptor, *copy, tcp_close, out);
+      dropped.add(std::move(*copy));
     }
   }
 }

@@ -33,11 +33,12 @@ constexpr Kind kOfLeader{
 
 bool has_hung_up(Pid pid, int descriptor) {
   const auto process = Pidfd::open(pid);
-  // The kernel's own: to close a copy waits for nothing.
-  const auto copy = process ? proc::take_nameless(pid, *process, descriptor) : Result<UniqueFd>();
+  auto copy = process ? proc::take_nameless(pid, *process, descriptor) : Result<UniqueFd>();
   if (!process || !copy) return false;
   pollfd state{copy->get(), 0, 0};
-  return ::poll(&state, 1, 0) == 1 && (state.revents & POLLHUP) != 0;
+  const bool has = ::poll(&state, 1, 0) == 1 && (state.revents & POLLHUP) != 0;
+  proc::drop(std::move(*copy));
+  return has;
 }
 
 }  // namespace

@@ -22,7 +22,9 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "base/scope_guard.h"
 #include "checkpoint/group_part.h"
+#include "proc/descriptors.h"
 #include "proc/procfs.h"
 #include "proc/tcp_connections.h"
 
@@ -144,18 +146,20 @@ Result<void> for_each_socket(Pid pid, const IsWanted& is_wanted, const Act& act)
   if (!files && files.error().code == ErrorCode::kNoSuchProcess) return {};
   STASIS_TRY(files);
   if (!process) return {};
+  proc::DroppedCopies dropped;
   for (const proc::OpenFile& file : *files) {
     if (!file.path.starts_with(kSocket)) continue;
     std::uint64_t inode = 0;
     std::from_chars(file.path.data() + kSocket.size(), file.path.data() + file.path.size(), inode);
     if (!is_wanted(inode)) continue;
-    const UniqueFd socket(
+    UniqueFd socket(
         static_cast<int>(::syscall(SYS_pidfd_getfd, process->fd(), file.descriptor, 0)));
     if (!socket.valid()) {
       if (errno == EBADF || errno == ESRCH) continue;
       return fail(errno_error(fmt::format("cannot reach a TCP connection of process {}", pid.value),
                               errno));
     }
+    const ScopeGuard drop([&] { dropped.add(std::move(socket)); });
     // The program may have put another file there since.
     struct stat info {};
     if (::fstat(socket.get(), &info) != 0 || info.st_ino != inode) continue;

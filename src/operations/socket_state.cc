@@ -26,9 +26,11 @@
 #include "abi/agent_protocol.h"
 #include "base/fd.h"
 #include "base/listing.h"
+#include "base/scope_guard.h"
 #include "image/manifest_format.h"
 #include "operations/lost.h"
 #include "operations/unread_state.h"
+#include "proc/descriptors.h"
 #include "proc/multicast.h"
 #include "proc/procfs.h"
 #include "proc/socket_options.h"
@@ -242,7 +244,8 @@ class Noter {
       ++not_noted_;
       return;
     }
-    const UniqueFd socket = take_descriptor(process, file.descriptor);
+    UniqueFd socket = take_descriptor(process, file.descriptor);
+    const ScopeGuard drop([&] { dropped_.add(std::move(socket)); });
     if (!socket.valid()) {
       lost_.add(pid, file.descriptor,
                 fmt::format("the socket's options ({})", std::generic_category().message(errno)));
@@ -305,7 +308,8 @@ class Noter {
   }
 
   void probe_events(Pid pid, const Pidfd& process, const proc::OpenFile& file) {
-    const UniqueFd events = take_descriptor(process, file.descriptor);
+    UniqueFd events = take_descriptor(process, file.descriptor);
+    const ScopeGuard drop([&] { dropped_.add(std::move(events)); });
     if (events.valid() && proc::has_input(events))
       lost_.add(pid, file.descriptor, "events of watched files not yet read");
   }
@@ -323,6 +327,7 @@ class Noter {
   Lost lost_;
   UnreadState unread_;
   proc::ProcFs procfs_;
+  proc::DroppedCopies dropped_;
   proc::SocketOptions options_;
   const ino_t own_network_ = proc::network_of(Pid{::getpid()});
   std::map<ino_t, std::vector<proc::MulticastGroup>> groups_;
@@ -339,7 +344,8 @@ class Noter {
 
 void put_owner_back(const SocketRecord& record, const UniqueFd& socket, Lost& lost) {
   struct stat info {};
-  if (::fstat(socket.get(), &info) != 0) return;
+  // An image may name a file in the place of a socket.
+  if (::fstat(socket.get(), &info) != 0 || !S_ISSOCK(info.st_mode)) return;
   const uid_t uid = record.uid.value_or(info.st_uid);
   const gid_t gid = record.gid.value_or(info.st_gid);
   if ((uid != info.st_uid || gid != info.st_gid) && ::fchown(socket.get(), uid, gid) != 0)
@@ -351,8 +357,10 @@ void put_owner_back(const SocketRecord& record, const UniqueFd& socket, Lost& lo
              fmt::format("the socket's mode ({})", std::generic_category().message(errno)));
 }
 
-void put_back(const SocketRecord& record, const Process& process, Lost& lost) {
-  const UniqueFd socket = take_descriptor(process.pidfd(), record.descriptor);
+void put_back(const SocketRecord& record, const Process& process, proc::DroppedCopies& dropped,
+              Lost& lost) {
+  UniqueFd socket = take_descriptor(process.pidfd(), record.descriptor);
+  const ScopeGuard drop([&] { dropped.add(std::move(socket)); });
   if (!socket.valid()) {
     lost.add(record.pid, record.descriptor,
              fmt::format("the socket's options ({})", std::generic_category().message(errno)));
@@ -417,9 +425,10 @@ std::vector<std::string> put_sockets_back(const Manifest& manifest,
   std::map<Pid, const Process*> by_number;
   for (const auto& process : processes)
     if (process) by_number.emplace(process->pid(), &*process);
+  proc::DroppedCopies dropped;
   for (const SocketRecord& record : manifest.sockets->sockets) {
     const auto process = by_number.find(record.pid);
-    if (process != by_number.end()) put_back(record, *process->second, lost);
+    if (process != by_number.end()) put_back(record, *process->second, dropped, lost);
   }
   return out;
 }

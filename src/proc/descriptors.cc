@@ -2,13 +2,20 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/sched.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -56,7 +63,24 @@ std::string raise_command(Pid pid, const DescriptorLimit& limit) {
              : fmt::format("prlimit --pid {} --nofile={}:{}", pid.value, wanted, wanted);
 }
 
-Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number) {
+bool is_no_socket(const struct stat& info) { return !S_ISSOCK(info.st_mode); }
+
+bool may_be_memory(const struct stat& info) {
+  // Files without a name have no kind before Linux 6.17.
+  return S_ISREG(info.st_mode) || S_ISCHR(info.st_mode) || (info.st_mode & S_IFMT) == 0;
+}
+
+Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number,
+                                 const FileCheck& accept) {
+  const auto is_other = [&] {
+    return fail(
+        ErrorCode::kNotSupported,
+        fmt::format("descriptor {} of process {} is not the kind of file that belongs there",
+                    number, pid.value),
+        "do not trust that process");
+  };
+  const auto before = known_status(fmt::format("/proc/{}/fd/{}", pid.value, number));
+  if (before && !accept(*before)) return is_other();
   if (is_served(pid, number)) {
     return fail(
         ErrorCode::kNotSupported,
@@ -65,7 +89,11 @@ Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number) {
                     number, pid.value),
         "do not trust that process");
   }
-  return take_nameless(pid, process, number);
+  STASIS_TRY_ASSIGN(auto taken, take_nameless(pid, process, number));
+  const auto after = known_status(taken);
+  if (after && accept(*after)) return taken;
+  drop(std::move(taken));
+  return is_other();
 }
 
 Result<UniqueFd> take_nameless(Pid pid, const Pidfd& process, int number) {
@@ -73,6 +101,46 @@ Result<UniqueFd> take_nameless(Pid pid, const Pidfd& process, int number) {
   if (taken.valid()) return taken;
   return fail(errno_error(fmt::format("cannot take descriptor {} of process {}", number, pid.value),
                           errno));
+}
+
+void DroppedCopies::add(UniqueFd copy) {
+  constexpr std::size_t kAtOnce = 64;
+  linger how{};
+  socklen_t size = sizeof how;
+  // Whatever time it tells: the longest ones are told as others.
+  if (::getsockopt(copy.get(), SOL_SOCKET, SO_LINGER, &how, &size) != 0 || how.l_onoff == 0) return;
+  lingering_.push_back(std::move(copy));
+  if (lingering_.size() >= kAtOnce) let_go();
+}
+
+void DroppedCopies::let_go() {
+  if (lingering_.empty()) return;
+  int pidfd = -1;
+  clone_args how{};
+  how.flags = CLONE_PIDFD;
+  how.pidfd = reinterpret_cast<std::uint64_t>(&pidfd);
+  const pid_t own = ::getpid();
+  const long child = ::syscall(SYS_clone3, &how, sizeof how);
+  if (child == 0) {
+    sigset_t all;
+    ::sigfillset(&all);
+    (void)::sigprocmask(SIG_SETMASK, &all, nullptr);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (::getppid() == own)
+      ::pause();
+    ::_exit(0);
+  }
+  const UniqueFd held(child > 0 ? pidfd : -1);
+  // The child has copies of them still.
+  lingering_.clear();
+  if (child < 0) return;
+  (void)::syscall(SYS_pidfd_send_signal, held.get(), SIGKILL, nullptr, 0U);
+  (void)TEMP_FAILURE_RETRY(::waitpid(static_cast<pid_t>(child), nullptr, __WALL));
+}
+
+void drop(UniqueFd copy) {
+  DroppedCopies one;
+  one.add(std::move(copy));
 }
 
 }  // namespace stasis::proc

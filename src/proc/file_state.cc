@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/scope_guard.h"
 #include "proc/descriptors.h"
 #include "proc/procfs.h"
 #include "proc/served_files.h"
@@ -92,13 +93,15 @@ std::vector<FileState> file_states(Pid pid) {
   const auto files = ProcFs().open_files(pid);
   const auto process = Pidfd::open(pid);
   if (!files || !process) return out;
+  DroppedCopies dropped;
   for (const OpenFile& file : *files) {
     const bool is_epoll = file.path == kEpoll;
     if (!is_epoll && !may_signal(pid, file)) continue;
     // A server has thousands of connections, and stands still meanwhile.
-    const auto copy = file.path.starts_with('/') ? take_descriptor(pid, *process, file.descriptor)
-                                                 : take_nameless(pid, *process, file.descriptor);
+    auto copy = file.path.starts_with('/') ? take_descriptor(pid, *process, file.descriptor)
+                                           : take_nameless(pid, *process, file.descriptor);
     if (!copy) continue;
+    const ScopeGuard drop([&] { dropped.add(std::move(*copy)); });
     FileState state;
     PollParameters polling;
     int exclusive = 0;

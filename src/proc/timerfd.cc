@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "proc/descriptors.h"
 #include "proc/procfs.h"
 
 namespace stasis::proc {
@@ -126,6 +127,7 @@ Result<UniqueFd> borrow_timer_fd(const Pidfd& process, int descriptor) {
   const std::string link = fmt::format("/proc/self/fd/{}", copy.get());
   if (::readlink(link.c_str(), name.data(), name.size() - 1) < 0 ||
       std::string_view(name.data()) != kName) {
+    drop(std::move(copy));
     return fail(ErrorCode::kInternal, fmt::format("descriptor {} is no timerfd", descriptor), {});
   }
   return copy;
