@@ -122,6 +122,14 @@ Result<bool> Process::can_answer(proc::FrozenCgroups* cgroups) const {
                 fmt::format("let it go on with `kill -CONT {}`", pid().value));
   }
   const auto details = procfs_.details(pid());
+  if (details && details->tracer == 0) {
+    return fail(
+        ErrorCode::kBusy,
+        fmt::format("another program (CRIU, or a debugger) has held process {} ({}) and let "
+                    "it go at this moment, and its driver could not answer",
+                    pid().value, info_.comm),
+        "try again when that has ended");
+  }
   return fail(ErrorCode::kBusy,
               fmt::format("process {} ({}) is held by process {} (CRIU, or a debugger), and its "
                           "driver cannot answer",

@@ -70,13 +70,19 @@ bool cannot_be_traced(Pid pid, Tid thread) {
   return !info || info->has_ended() || is_kernels_own(*info);
 }
 
-Error cannot_stop(Pid pid, int error_number) {
+// 0 if none has it at this moment.
+int tracer_of(Pid pid, Tid thread) {
+  const auto status = ProcFs().thread_status(pid, thread);
+  return status ? status->tracer : 0;
+}
+
+// `tracer` is one that had a thread of it.
+Error cannot_stop(Pid pid, int error_number, int tracer) {
   if (error_number == EINTR) return held_by_an_execve(pid);
-  const auto details = ProcFs().details(pid);
-  if (details && details->tracer != 0) {
+  if (tracer != 0) {
     return Error{ErrorCode::kBusy,
                  fmt::format("process {} is being traced by process {} (CRIU, or a debugger)",
-                             pid.value, details->tracer),
+                             pid.value, tracer),
                  "wait for it to end, or detach it"};
   }
   Error error =
@@ -303,17 +309,33 @@ Result<void> StoppedThreads::wait_until_stopped(Tid thread, Clock::time_point de
               "try again when that has ended");
 }
 
+// Another program may have had the thread and have let it go again before it is looked for: "not
+// permitted" is believed if none is seen at several looks. 0, or the number of the error, and who
+// was seen to have it then.
+int StoppedThreads::seize_one(Tid thread, int& tracer) const {
+  constexpr int kSeizeTries = 50;
+  for (int tries = 0; proc::seize(thread, PTRACE_O_TRACESYSGOOD) != 0; ++tries) {
+    const int number = errno;
+    if (number != EPERM) return number;
+    if (cannot_be_traced(pid_, thread)) return ESRCH;
+    if (const int seen = tracer_of(pid_, thread); seen != 0) tracer = seen;
+    if (tries >= kSeizeTries) return number;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return 0;
+}
+
 // Asks all of them to stop before it waits for any.
 Result<void> StoppedThreads::seize(std::span<const Tid> threads) {
   is_right_ = false;
   Result<void> worst;
   std::vector<Tid> seized;
   for (const Tid thread : threads) {
-    if (proc::seize(thread, PTRACE_O_TRACESYSGOOD) != 0) {
-      const int number = errno;
-      if (number == ESRCH) continue;  // it has ended
-      if (number == EPERM && cannot_be_traced(pid_, thread)) continue;
-      worst = fail(cannot_stop(pid_, number));
+    int tracer = 0;
+    const int number = seize_one(thread, tracer);
+    if (number == ESRCH) continue;  // it has ended, or is one of the kernel's own
+    if (number != 0) {
+      worst = fail(cannot_stop(pid_, number, tracer));
       break;
     }
     (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);

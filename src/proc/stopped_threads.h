@@ -120,6 +120,7 @@ class StoppedThreads {
   Result<int> next_stop(Tid thread, Clock::time_point deadline) const;
   Result<void> skip_call(Tid thread) const;
   void prepare_to_go_on(Tid thread) const;
+  int seize_one(Tid thread, int& tracer) const;
   Result<void> seize(std::span<const Tid> threads);
   Result<void> wait_until_stopped(Tid thread, Clock::time_point deadline, bool& ended);
 

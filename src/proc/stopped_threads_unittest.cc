@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -266,6 +267,33 @@ TEST(StoppedThreads, OneWhoseProcessExecutesAFileThatDoesNotComeIsNotWaitedForLo
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kBusy);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+// Another program may have a thread and let it go again before it is looked for.
+TEST(StoppedThreads, ATracerThatComesAndGoesIsNoMissingRight) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to trace what is no child of the tracer";
+  const fakes::Child child;
+  const Tid thread{child.pid().value};
+  const fakes::Child tracer([thread] {
+    for (;;) {
+      if (::ptrace(PTRACE_SEIZE, thread.value, nullptr, nullptr) != 0) continue;
+      (void)::ptrace(PTRACE_INTERRUPT, thread.value, nullptr, nullptr);
+      (void)::waitpid(thread.value, nullptr, __WALL);
+      (void)::ptrace(PTRACE_DETACH, thread.value, nullptr, nullptr);
+    }
+  });
+  const auto space = AddressSpace::open(child.pid());
+  ASSERT_TRUE(space);
+  constexpr int kTimes = 100;
+  int stopped = 0;
+  for (int i = 0; i < kTimes; ++i) {
+    const auto now = StoppedThreads::stop(*space, thread);
+    stopped += now ? 1 : 0;
+    if (!now) {
+      EXPECT_EQ(now.error().code, ErrorCode::kBusy) << now.error().to_string();
+    }
+  }
+  EXPECT_GT(stopped, 0);
 }
 
 }  // namespace
