@@ -88,6 +88,18 @@ T number(std::string_view text) {
 
 }  // namespace
 
+namespace {
+
+// Of one that is ending the kernel shows neither files nor networks any more, and its number until
+// its parent has seen the end. Its memory is gone before those, and its other threads are.
+bool is_ending(const std::string& root, Pid pid) {
+  if (root != kRealProc) return false;
+  const auto status = read_kernels(fmt::format("{}/{}/status", root, pid.value));
+  return status && field(*status, "VmSize").empty() && number<int>(field(*status, "Threads")) <= 1;
+}
+
+}  // namespace
+
 Error why_unread(const std::string& root, Pid pid, Error why) {
   if (why.code == ErrorCode::kNotPermitted) {
     why.remedy = "run as root, or as the user who owns the process";
@@ -95,6 +107,7 @@ Error why_unread(const std::string& root, Pid pid, Error why) {
   }
   const bool vanished = why.code == ErrorCode::kNoSuchProcess ||
                         ::access(fmt::format("{}/{}", root, pid.value).c_str(), F_OK) != 0;
+  if (!vanished && why.code == ErrorCode::kIo && is_ending(root, pid)) return no_such_process(pid);
   if (!vanished) return why;
   return root == kRealProc && is_hidden(pid) ? hidden(pid) : no_such_process(pid);
 }
@@ -353,39 +366,6 @@ Result<std::vector<OpenFile>> ProcFs::open_files(Pid pid) const {
     if (size > 0) out.push_back({number<int>(entry->d_name), link.data()});
   }
   return out;
-}
-
-namespace {
-
-std::vector<std::uint64_t> inodes_of_sockets(const std::vector<OpenFile>& files,
-                                             const std::function<bool(const OpenFile&)>& wanted) {
-  constexpr std::string_view kSocket = "socket:[";
-  std::vector<std::uint64_t> out;
-  for (const OpenFile& file : files) {
-    const std::string_view target = file.path;
-    if (!target.starts_with(kSocket) || !wanted(file)) continue;
-    out.push_back(number<std::uint64_t>(target.substr(kSocket.size())));
-  }
-  return out;
-}
-
-}  // namespace
-
-std::vector<std::uint64_t> socket_inodes(const std::vector<OpenFile>& files) {
-  return inodes_of_sockets(files, [](const OpenFile&) { return true; });
-}
-
-Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
-  STASIS_TRY_ASSIGN(auto files, open_files(pid));
-  return proc::socket_inodes(files);
-}
-
-Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
-  STASIS_TRY_ASSIGN(auto files, open_files(pid));
-  return inodes_of_sockets(files, [&](const OpenFile& file) {
-    const auto name = socket_protocol(pid, file.descriptor);
-    return !name || name->find("TCP") != std::string::npos;
-  });
 }
 
 std::optional<int> ProcFs::tracer(Pid pid) const {

@@ -544,6 +544,10 @@ TEST(RealProc, Azombie) {
   auto details = ProcFs().details(child.pid());
   ASSERT_TRUE(details);
   EXPECT_TRUE(details->argv.empty());
+  // The kernel shows no network of it any more, though its number.
+  const auto sockets = ProcFs().unix_sockets(child.pid());
+  ASSERT_FALSE(sockets);
+  EXPECT_EQ(sockets.error().code, ErrorCode::kNoSuchProcess) << sockets.error().to_string();
 }
 
 TEST(RealProc, AKilledOneWhoseThreadsAreTracedHasEndedBeforeItsPidfdSaysSo) {

@@ -1,5 +1,5 @@
-// The tables of sockets of a network namespace (/proc/PID/net), to which every process in it adds:
-// of any length.
+// The sockets of a process, and the tables of those of a network namespace (/proc/PID/net), to
+// which every process in it adds: of any length.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -14,6 +14,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -49,6 +50,41 @@ Result<void> for_each_line(const std::string& root, Pid pid, const std::string& 
 }
 
 }  // namespace
+
+namespace {
+
+std::vector<std::uint64_t> inodes_of_sockets(const std::vector<OpenFile>& files,
+                                             const std::function<bool(const OpenFile&)>& wanted) {
+  constexpr std::string_view kSocketLink = "socket:[";
+  std::vector<std::uint64_t> out;
+  for (const OpenFile& file : files) {
+    const std::string_view target = file.path;
+    if (!target.starts_with(kSocketLink) || !wanted(file)) continue;
+    std::uint64_t inode = 0;
+    std::from_chars(target.data() + kSocketLink.size(), target.data() + target.size(), inode);
+    out.push_back(inode);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> socket_inodes(const std::vector<OpenFile>& files) {
+  return inodes_of_sockets(files, [](const OpenFile&) { return true; });
+}
+
+Result<std::vector<std::uint64_t>> ProcFs::socket_inodes(Pid pid) const {
+  STASIS_TRY_ASSIGN(auto files, open_files(pid));
+  return proc::socket_inodes(files);
+}
+
+Result<std::vector<std::uint64_t>> ProcFs::tcp_socket_inodes(Pid pid) const {
+  STASIS_TRY_ASSIGN(auto files, open_files(pid));
+  return inodes_of_sockets(files, [&](const OpenFile& file) {
+    const auto name = socket_protocol(pid, file.descriptor);
+    return !name || name->find("TCP") != std::string::npos;
+  });
+}
 
 Result<std::vector<UnixSocket>> ProcFs::unix_sockets(Pid pid, std::string_view named) const {
   std::vector<UnixSocket> out;
