@@ -344,8 +344,7 @@ class Noter {
 
 void put_owner_back(const SocketRecord& record, const UniqueFd& socket, Lost& lost) {
   struct stat info {};
-  // An image may name a file in the place of a socket.
-  if (::fstat(socket.get(), &info) != 0 || !S_ISSOCK(info.st_mode)) return;
+  if (::fstat(socket.get(), &info) != 0) return;
   const uid_t uid = record.uid.value_or(info.st_uid);
   const gid_t gid = record.gid.value_or(info.st_gid);
   if ((uid != info.st_uid || gid != info.st_gid) && ::fchown(socket.get(), uid, gid) != 0)
