@@ -97,8 +97,12 @@ void probe_lines(Facts& facts, const Processes& processes, Signs& out);
 // criu_procfs.cc; `all`: zombies too.
 void probe_procfs(Facts& facts, const Processes& processes, const Processes& all, Signs& out);
 
-// criu_timers.cc
-void probe_timers(const Processes& processes, Signs& out);
+// criu_timers.cc; `all_processes`: zombies too.
+void probe_timers(Facts& facts, const Processes& processes, const Processes& all_processes,
+                  Signs& out);
+
+// criu_epolls.cc
+void probe_epolls(Facts& facts, const Processes& processes, Signs& out);
 
 // criu_held.cc. Whether some file holds up whatever asks after it, so that nothing more is to be
 // asked.

@@ -439,7 +439,8 @@ class Search {
           doctor::probe_procfs(facts_, processes_, all_processes_, signs_);
         },
         [&] {
-          doctor::probe_timers(processes_, signs_);
+          doctor::probe_timers(facts_, processes_, all_processes_, signs_);
+          doctor::probe_epolls(facts_, processes_, signs_);
           doctor::probe_socket_names(facts_, processes_, signs_);
           doctor::probe_socket_states(facts_, processes_, options_.tcp_close, signs_);
           doctor::probe_folder_watches(processes_, signs_);

@@ -574,6 +574,137 @@ os.unlink(name)"
   dump_refused socket-name
 }
 
+# What programs of the next two tests begin with.
+timers_and_epolls="import ctypes, select, signal, socket, struct, threading
+libc = ctypes.CDLL(None, use_errno=True)
+of_time, of_thread = 2, 6  # CPUCLOCK_SCHED, CPUCLOCK_PERTHREAD_MASK
+def clock(number, kind): return (~number << 3) | kind
+def timer(clock, notify=1, thread=0):  # SIGEV_NONE; 4: SIGEV_THREAD_ID
+    event = ctypes.create_string_buffer(struct.pack('qiii', 0, signal.SIGRTMIN, notify, thread) + bytes(40))
+    number = ctypes.c_int()
+    if libc.syscall(222, clock, event, ctypes.byref(number)) != 0: raise OSError(ctypes.get_errno())
+class Thread(threading.Thread):
+    def __init__(self):
+        super().__init__(target=lambda: self.over.wait(), daemon=True)
+        self.over = threading.Event()
+        self.start()
+    def end(self):
+        self.over.set()
+        while os.path.exists(f'/proc/self/task/{self.native_id}'): time.sleep(0.001)
+def process():
+    number = os.fork()
+    if number == 0: time.sleep(1000)
+    return number
+def end(number):
+    os.kill(number, signal.SIGKILL)
+    os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
+"
+# start_with_timers PYTHON: TARGET is one that has done this, after timers_and_epolls.
+start_with_timers() {
+  start_python "$timers_and_epolls
+$1
+open(here + '.ready', 'w')"
+  wait_until 60 test -e "$TARGET_STATUS.ready"
+}
+# What the kernel says of them in the target.
+timers_of_target() { grep -v signal: "/proc/$TARGET/timers"; }
+epolls_of_target() { cat "/proc/$TARGET"/fdinfo/* | grep tfd: | awk '{ print $2, $4, $6 }' | sort; }
+
+@test "a timer that is about what has ended, and an epoll that has a file by a closed descriptor too, are refused" {
+  need_root "CRIU"
+  start_with_timers "one = Thread()
+timer(1, 4, one.native_id)
+one.end()"
+  dump_refused ended-timer
+  assert_contains "$err" "timer 0 signals thread"
+  start_with_timers "one = Thread()
+timer(clock(one.native_id, of_thread))
+one.end()"
+  dump_refused ended-timer
+  assert_contains "$err" "timer 0 is by thread"
+  # Also in a process without CUDA.
+  export OUTSIDE=$$
+  start_with_timers "if os.fork() == 0:
+    other = process()
+    timer(clock(other, of_time))
+    end(other)
+    os.wait()
+    timer(clock(int(os.environ['OUTSIDE']), of_time))
+    open(here + '.child', 'w')
+    time.sleep(1000)
+while not os.path.exists(here + '.child'): time.sleep(0.001)"
+  dump_refused ended-timer
+  assert_contains "$err" "timer 0 is by process"
+  assert_contains "$err" "of a process outside of the tree"
+  start_with_timers "epoll = select.epoll()
+one, other = socket.socketpair()
+epoll.register(one)
+copy = os.dup(one.fileno())
+epoll.register(copy)
+one.close()"
+  dump_refused epoll
+  # Of a pipe, whose number is another file's by now; its other end is in the epoll as well.
+  start_with_timers "epoll = select.epoll()
+one, other = os.pipe()
+epoll.register(other, 4)
+epoll.register(one)
+copies = [os.dup(one), os.dup(one)]
+epoll.register(copies[0])
+os.dup2(other, one)"
+  dump_refused epoll
+  # Two that are open, which CRIU confuses where a third is not.
+  start_with_timers "epoll = select.epoll()
+one, other = socket.socketpair()
+for number in one.fileno(), os.dup(one.fileno()), other.fileno(): epoll.register(number)
+copy = os.dup(other.fileno())
+other.close()"
+  dump_refused epoll
+  start_with_timers "import resource
+for _ in range(20): timer(1)
+resource.setrlimit(resource.RLIMIT_SIGPENDING, (2, 1000))"
+  dump_refused signal-limit
+}
+
+@test "timers about what lives, and epolls with a closed descriptor whose file is in them once, come back" {
+  need_root "CRIU"
+  start_with_timers "one = Thread()
+timer(1, 4, one.native_id)
+timer(clock(one.native_id, of_thread))
+living, ended = process(), process()
+timer(clock(living, of_time))
+timer(clock(ended, of_time))
+timer(clock(os.getpid(), of_time))
+timer(-2)
+timer(-6)
+end(ended)
+# One whose copy is in no epoll, one whose number is another file's, and one that is there twice.
+closed, reused, twice = select.epoll(), select.epoll(), select.epoll()
+one, other = socket.socketpair()
+closed.register(other)
+closed.register(one)
+copy = os.dup(one.fileno())
+one.close()
+one, far = os.pipe()
+reused.register(one)
+copy = os.dup(one)
+os.dup2(far, one)
+reused.register(far, 4)
+pair = socket.socketpair()
+twice.register(pair[0])
+twice.register(os.dup(pair[0].fileno()))"
+  local timers epolls
+  timers=$(timers_of_target)
+  epolls=$(epolls_of_target)
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" '"thread-timer"'
+  dump_it
+  assert_contains "$err" "CLOCK_THREAD_CPUTIME_ID"
+  restore_it
+  target_goes_on
+  assert_equal "$(timers_of_target)" "$timers"
+  assert_equal "$(epolls_of_target | wc -l)" "$(wc -l <<<"$epolls")"
+}
+
 @test "a timer, a watch or memory by O_PATH that is under way from one process to another is refused" {
   need_root "CRIU"
   local make
