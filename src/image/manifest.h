@@ -80,6 +80,7 @@ struct FileStateRecord {
   std::string locked_settings = {};  // a terminal: proc::FileState's, two digits for each byte
   bool signals = false;              // O_ASYNC, which has to be set by the process
   std::uint32_t owner_thread = 0;    // that it signals (F_OWNER_TID); 0: none
+  std::uint32_t value_high = 0;      // an eventfd: the upper half of its value
   bool operator==(const FileStateRecord&) const = default;
 };
 

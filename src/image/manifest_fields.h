@@ -133,6 +133,7 @@ void fields(auto& io, Described<FileStateRecord> auto& file) {
            "locked_settings", "holds what is no terminal's");
   io.optional("signals", file.signals);
   io.optional("owner_thread", file.owner_thread);
+  io.optional("value_high", file.value_high);
 }
 
 void fields(auto& io, Described<ListenerRecord> auto& listener) {

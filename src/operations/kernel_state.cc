@@ -69,12 +69,13 @@ ThreadStateRecord read_thread(Pid pid, Tid thread, const GivenProcessors& given)
 // and tells the kernel how often others have expired. But it knows whole seconds only of a deadline
 // (timerfd_arm in CRIU's pie/restorer.c), and takes one of the day for one that moves with the
 // time that the program was away; and one that was to expire again, and waits to be read for that,
-// comes back disarmed.
+// comes back disarmed, with one expiration for all that it missed.
 std::vector<TimerRecord> read_timers(Pid pid) {
   std::vector<TimerRecord> records;
-  for (const proc::TimerFd& timer : proc::timer_fds(pid)) {
-    const bool at_time = (timer.flags & TFD_TIMER_ABSTIME) != 0 && timer.left.count() > 0;
+  for (proc::TimerFd& timer : proc::timer_fds(pid)) {
     const bool expired = timer.left.count() == 0 && timer.interval.count() > 0 && timer.ticks > 0;
+    if (expired) proc::count_expirations(pid, timer);
+    const bool at_time = (timer.flags & TFD_TIMER_ABSTIME) != 0 && timer.left.count() > 0;
     if (!at_time && !expired) continue;
     const auto interval = static_cast<std::uint64_t>(timer.interval.count());
     if (interval > manifest_format::kMaxInteger || timer.flags < 0 || timer.flags > 3 ||
@@ -88,8 +89,8 @@ std::vector<TimerRecord> read_timers(Pid pid) {
     };
     // One that is about to expire is not one that has.
     const auto left = at_time ? std::max<std::uint64_t>(in_microseconds(timer.left), 1) : 0;
-    records.push_back({timer.descriptor, timer.clock, timer.flags, left, interval, timer.ticks,
-                       in_microseconds(now)});
+    records.push_back({timer.descriptor, timer.clock, timer.flags, left, interval,
+                       std::min(timer.ticks, manifest_format::kMaxInteger), in_microseconds(now)});
   }
   return records;
 }
@@ -110,7 +111,7 @@ std::vector<FileStateRecord> read_files(Pid pid) {
       settings += fmt::format("{:02x}", static_cast<unsigned char>(c));
     records.push_back({file.descriptor, file.exclusive, file.polling.microseconds,
                        file.polling.budget, file.polling.prefer, std::move(settings), file.signals,
-                       own_number_of(file.owner_thread)});
+                       own_number_of(file.owner_thread), file.value_high});
   }
   return records;
 }
@@ -121,6 +122,7 @@ Result<void> set_file(Pid pid, const Pidfd& process, const FileStateRecord& reco
   state.exclusive = record.exclusive;
   state.polling = {record.poll_microseconds, static_cast<std::uint16_t>(record.poll_budget),
                    record.poll_prefer};
+  state.value_high = record.value_high;
   const std::string& digits = record.locked_settings;
   for (std::size_t i = 0; i + 1 < digits.size(); i += 2) {
     unsigned byte = 0;
@@ -145,7 +147,9 @@ Result<void> set_timer(Pid pid, const Pidfd& process, const TimerRecord& record)
   // it, and CRIU could give the program no time namespace: then what was left of the time counts.
   const bool goes_on = of_the_day || now + ahead + std::chrono::seconds(1) >= then;
   const nanoseconds due = goes_on ? then + left - ahead : now + left;
-  return proc::arm_at(timer, record.flags, std::max(due, nanoseconds(1)), interval);
+  STASIS_TRY(proc::arm_at(timer, record.flags, std::max(due, nanoseconds(1)), interval));
+  if (record.ticks == 0) return {};
+  return proc::set_unread(timer, record.ticks, due <= now);
 }
 
 // Warnings, one for each kind and process: a program may have a thousand threads.

@@ -5,11 +5,15 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <termios.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
+#include <sstream>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -32,6 +36,8 @@ constexpr unsigned long kSetParameters = _IOW(0x8A, 0x01, PollParameters);
 constexpr unsigned long kGetParameters = _IOR(0x8A, 0x02, PollParameters);
 
 constexpr const char* kEpoll = "anon_inode:[eventpoll]";
+constexpr const char* kEventfd = "anon_inode:[eventfd]";
+constexpr int kHalf = 32;  // bits of an eventfd's value, of which CRIU restores the lower one
 
 // admin-guide/devices.txt of the kernel: consoles and serial lines, /dev/tty and /dev/ptmx, slaves.
 bool is_terminal(const struct stat& status) {
@@ -79,6 +85,36 @@ bool set_despite_lock(const UniqueFd& terminal, const std::string& wanted) {
   return set;
 }
 
+// "eventfd-count:        100000005", of proc_pid_fdinfo(5); nothing of another file.
+std::optional<std::uint64_t> eventfd_value(const std::string& process, int descriptor) {
+  const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", process, descriptor));
+  if (!text) return std::nullopt;
+  constexpr std::string_view kCount = "eventfd-count:";
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    std::uint64_t value = 0;
+    if (line.starts_with(kCount) &&
+        (std::istringstream(line.substr(kCount.size())) >> std::hex >> value))
+      return value;
+  }
+  return std::nullopt;
+}
+
+// A copy by another descriptor, or in another process, may have been set already.
+bool set_upper_half(const UniqueFd& eventfd, std::uint64_t wanted) {
+  const auto now = eventfd_value("self", eventfd.get());
+  if (!now) {
+    errno = EBADF;
+    return false;
+  }
+  const std::uint64_t value = (wanted << kHalf) | (*now & ((std::uint64_t{1} << kHalf) - 1));
+  if (value <= *now) return true;
+  // The kernel lets no value come to all ones: a write that would waits.
+  constexpr std::uint64_t kMost = ~std::uint64_t{1};
+  const std::uint64_t more = std::min(value, kMost) - *now;
+  return ::write(eventfd.get(), &more, sizeof more) == sizeof more;
+}
+
 Tid owner_thread(const UniqueFd& copy) {
   f_owner_ex owner{};
   const bool is_thread =
@@ -95,6 +131,14 @@ std::vector<FileState> file_states(Pid pid) {
   if (!files || !process) return out;
   DroppedCopies dropped;
   for (const OpenFile& file : *files) {
+    if (file.path == kEventfd) {
+      const auto value = eventfd_value(std::to_string(pid.value), file.descriptor).value_or(0);
+      if (value >> kHalf == 0) continue;
+      FileState& state = out.emplace_back();
+      state.descriptor = file.descriptor;
+      state.value_high = static_cast<std::uint32_t>(value >> kHalf);
+      continue;
+    }
     const bool is_epoll = file.path == kEpoll;
     if (!is_epoll && !may_signal(pid, file)) continue;
     // A server has thousands of connections, and stands still meanwhile.
@@ -140,12 +184,14 @@ std::vector<int> watched_folders(Pid pid) {
 
 Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state) {
   const bool is_locked = !state.locked_settings.empty();
-  if (!state.exclusive && !is_locked && state.polling == EpollPolling{}) return {};
+  if (!state.exclusive && !is_locked && state.polling == EpollPolling{} && state.value_high == 0)
+    return {};
   STASIS_TRY_ASSIGN(auto copy, take_descriptor(pid, process, state.descriptor));
   const PollParameters polling{state.polling.microseconds, state.polling.budget,
                                static_cast<std::uint8_t>(state.polling.prefer ? 1 : 0), 0};
   bool done = true;
   if (state.polling != EpollPolling{}) done = ::ioctl(copy.get(), kSetParameters, &polling) == 0;
+  if (state.value_high != 0) done = set_upper_half(copy, state.value_high);
   if (is_locked) done = set_despite_lock(copy, state.locked_settings);
   if (state.exclusive) done = ::ioctl(copy.get(), TIOCEXCL) == 0 && done;
   if (done) return {};

@@ -1,5 +1,6 @@
 // What an open file is set to and CRIU 4.2.1 does not restore: a terminal's exclusive mode and what
-// of its settings is locked, how an epoll polls network devices, and whom a file signals.
+// of its settings is locked, how an epoll polls network devices, whom a file signals, and what of
+// an eventfd's value is beyond 32 bits.
 //
 // Stateless; thread-safe. The files are looked at through copies of the descriptors (pidfd_getfd).
 #pragma once
@@ -28,20 +29,22 @@ struct FileState {
   EpollPolling polling;
   // A terminal's settings, as TCGETS has them, if any of them is locked (TIOCSLCKTRMIOS).
   std::string locked_settings;
-  bool signals = false;  // O_ASYNC
-  Tid owner_thread;      // F_OWNER_TID of F_SETOWN_EX; 0: no thread
+  bool signals = false;          // O_ASYNC
+  Tid owner_thread;              // F_OWNER_TID of F_SETOWN_EX; 0: no thread
+  std::uint32_t value_high = 0;  // an eventfd: the upper half of its value
   bool operator==(const FileState&) const = default;
 };
 
-// Of the process's pipes, sockets, terminals and epolls that have any of it; what cannot be read is
-// left out.
+// Of the process's pipes, sockets, terminals, epolls and eventfds that have any of it; what cannot
+// be read is left out.
 std::vector<FileState> file_states(Pid pid);
 
 // The descriptors of folders that the process watches by F_NOTIFY: the kernel tells that they have
 // an owner to signal, and not what of.
 std::vector<int> watched_folders(Pid pid);
 
-// Sets a terminal and an epoll through a copy of the descriptor. kIo if the kernel refuses.
+// Sets a terminal, an epoll and an eventfd through a copy of the descriptor. kIo if the kernel
+// refuses.
 Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state);
 
 }  // namespace stasis::proc

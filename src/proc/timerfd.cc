@@ -92,6 +92,15 @@ nanoseconds offset_of(const std::string& process, std::string_view clock) {
 
 Error cannot_set(int number) { return errno_error("cannot set a timerfd", number); }
 
+Result<void> set_ticks_when_expired(const UniqueFd& timer, std::uint64_t ticks) {
+  constexpr int kExpiresWithinMs = 1000;  // it expires within microseconds
+  pollfd file{timer.get(), POLLIN, 0};
+  if (::poll(&file, 1, kExpiresWithinMs) != 1) return fail(cannot_set(ETIME));
+  // A read would find one expiration more or less than there were.
+  if (::ioctl(timer.get(), kSetTicks, &ticks) != 0) return fail(cannot_set(errno));
+  return {};
+}
+
 }  // namespace
 
 std::vector<TimerFd> timer_fds(Pid pid) {
@@ -103,6 +112,15 @@ std::vector<TimerFd> timer_fds(Pid pid) {
     if (auto timer = read_timer(pid, file.descriptor)) timers.push_back(*timer);
   }
   return timers;
+}
+
+void count_expirations(Pid pid, TimerFd& timer) {
+  const auto process = Pidfd::open(pid);
+  if (!process) return;
+  const auto copy = borrow_timer_fd(*process, timer.descriptor);
+  itimerspec now{};
+  if (!copy || ::timerfd_gettime(copy->get(), &now) != 0) return;
+  if (const auto counted = read_timer(pid, timer.descriptor)) timer = *counted;
 }
 
 nanoseconds clock_ahead(Pid pid, int clock) {
@@ -139,15 +157,16 @@ Result<void> arm_at(const UniqueFd& timer, int flags, nanoseconds due, nanosecon
   return fail(cannot_set(errno));
 }
 
-Result<void> arm_as_expired(const UniqueFd& timer, nanoseconds interval, std::uint64_t ticks) {
-  constexpr int kExpiresWithinMs = 1000;  // it expires within microseconds
-  const itimerspec at_once{as_timespec(interval), {0, 1}};
-  if (::timerfd_settime(timer.get(), 0, &at_once, nullptr) != 0) return fail(cannot_set(errno));
-  pollfd file{timer.get(), POLLIN, 0};
-  if (::poll(&file, 1, kExpiresWithinMs) != 1) return fail(cannot_set(ETIME));
-  // A read would find one expiration more or less than there were.
+Result<void> set_unread(const UniqueFd& timer, std::uint64_t ticks, bool is_past) {
+  if (is_past) return set_ticks_when_expired(timer, ticks + 1);
   if (::ioctl(timer.get(), kSetTicks, &ticks) != 0) return fail(cannot_set(errno));
   return {};
+}
+
+Result<void> arm_as_expired(const UniqueFd& timer, nanoseconds interval, std::uint64_t ticks) {
+  const itimerspec at_once{as_timespec(interval), {0, 1}};
+  if (::timerfd_settime(timer.get(), 0, &at_once, nullptr) != 0) return fail(cannot_set(errno));
+  return set_ticks_when_expired(timer, ticks);
 }
 
 }  // namespace stasis::proc

@@ -26,6 +26,10 @@ struct TimerFd {
 // Those of a process; what cannot be read is left out.
 std::vector<TimerFd> timer_fds(Pid pid);
 
+// Lets the kernel count how often a periodic one of these has expired, which it otherwise does when
+// it is read: `timer` is as it is then. It runs on by that, and is left as it is where that fails.
+void count_expirations(Pid pid, TimerFd& timer);
+
 // By how much a clock of the process's time namespace is ahead of ours. 0 for those of the day.
 std::chrono::nanoseconds clock_ahead(Pid pid, int clock);
 // That clock as we see it.
@@ -37,6 +41,8 @@ Result<UniqueFd> borrow_timer_fd(const Pidfd& process, int descriptor);
 // Arms it so that it expires at `due`, by our own clock.
 Result<void> arm_at(const UniqueFd& timer, int flags, std::chrono::nanoseconds due,
                     std::chrono::nanoseconds interval);
+// To be read of it, as expirations of before: of one just armed, for a time that is past or not.
+Result<void> set_unread(const UniqueFd& timer, std::uint64_t ticks, bool is_past);
 // Brings one back that has expired `ticks` times and was not read since: when it is read, the
 // kernel arms it again. It has to be let expire for that.
 Result<void> arm_as_expired(const UniqueFd& timer, std::chrono::nanoseconds interval,

@@ -120,6 +120,40 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   done
 }
 
+@test "a timerfd that was not read for long has all its expirations after a restore" {
+  need_root "CRIU"
+  setup_job
+  cat >"$BATS_TEST_TMPDIR/timer.py" <<'END'
+import ctypes, os, subprocess, sys, time
+here = sys.argv[1]
+child = subprocess.Popen(["stasis-workload", "memory", "--size", "1M", "--status", here])
+libc = ctypes.CDLL(None)
+timer = libc.timerfd_create(1, 0)
+libc.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 2000000, 0, 2000000), None)
+time.sleep(1)
+open(here + ".ready", "w")
+while not os.path.exists(here + ".ask"): time.sleep(0.01)
+with open(here + ".told.new", "w") as told: told.write(str(int.from_bytes(os.read(timer, 8), sys.byteorder)))
+os.rename(here + ".told.new", here + ".told")
+child.wait()
+END
+  (exec_on_gpu setsid python3 "$BATS_TEST_TMPDIR/timer.py" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 test -e "$TARGET_STATUS.ready"
+  wait_until 60 target_is_up
+  dump_it
+  python3 - "$image/manifest.json" <<'END'
+import json, sys
+timers = [t for p in json.load(open(sys.argv[1]))["processes"] for t in p["kernel_state"].get("timers", [])]
+assert any(t["ticks"] >= 500 for t in timers), timers
+END
+  restore_it
+  touch "$TARGET_STATUS.ask"
+  wait_until 60 test -e "$TARGET_STATUS.told"
+  (($(<"$TARGET_STATUS.told") >= 500))
+}
+
 @test "what cannot be put right is told, and the restore goes on" {
   need_root "CRIU"
   start_target memory --size 4M

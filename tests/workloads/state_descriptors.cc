@@ -1,6 +1,7 @@
 // What an open file is set to, by fcntl(2) and ioctl(2). Sockets' own options: sockets.cc.
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -11,8 +12,11 @@
 
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string_view>
 
 #include "tests/workloads/state_probe.h"
 
@@ -190,6 +194,28 @@ void add_epoll(Probe& probe) {
       });
 }
 
+// Values that CRIU cuts to 32 bits; the last one is the highest that there is.
+void add_eventfds(Probe& probe) {
+  const auto add = [&](const char* name, int flags, std::uint64_t value) {
+    const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | flags);
+    probe.add(
+        kDescriptorsSubject, name,
+        [=] { return answer(eventfd_write(fd, value), "eventfd_write"); },
+        [=] {
+          const std::string path = "/proc/self/fdinfo/" + std::to_string(fd);
+          const std::unique_ptr<FILE, int (*)(FILE*)> info(fopen(path.c_str(), "re"), fclose);
+          char line[128];
+          while (info && fgets(line, sizeof line, info.get()) != nullptr)
+            if (std::string_view(line).starts_with("eventfd-count:")) return std::string(line);
+          return because("eventfd-count");
+        });
+  };
+  add("value of an eventfd above 32 bits", 0, 0x1'0000'0005);
+  add("value of an eventfd with none of the lower 32 bits", 0, 0x7'0000'0000);
+  add("value of an eventfd that is full", 0, ~std::uint64_t{1});
+  add("value of an eventfd above 32 bits (EFD_SEMAPHORE)", EFD_SEMAPHORE, 0x1'0000'0005);
+}
+
 }  // namespace
 
 void add_descriptors(Probe& probe) {
@@ -211,6 +237,7 @@ void add_descriptors(Probe& probe) {
   add_dnotify(probe, first + 2);
   add_terminal(probe);
   add_epoll(probe);
+  add_eventfds(probe);
 }
 
 }  // namespace stasis::workloads

@@ -71,6 +71,26 @@ void add_periodic(Probe& probe, const char* name, clockid_t clock, int flags) {
       });
 }
 
+// One set by a time that has expired many times and was not read: the kernel counts all of them
+// when it is read, also those of the time for which the program was away, as that clock has it.
+void add_unread(Probe& probe, const char* name, clockid_t clock) {
+  constexpr double kInterval = 0.001;
+  const int fd = timerfd_create(clock, TFD_CLOEXEC | TFD_NONBLOCK);
+  auto begin = std::make_shared<double>();
+  probe.add_check(
+      kTimersSubject, name,
+      [=] {
+        *begin = now(clock);
+        const itimerspec when{as_time(kInterval), as_time(*begin + kInterval)};
+        return answer(timerfd_settime(fd, TFD_TIMER_ABSTIME, &when, nullptr), "timerfd_settime");
+      },
+      [=]() -> Problem {
+        const double expected = (now(clock) - *begin) / kInterval;
+        constexpr double kOff = 20;  // what passes between the two calls
+        return differs("expirations", expected, static_cast<double>(take(fd)), kOff);
+      });
+}
+
 // One that expires far in the future.
 void add_far(Probe& probe, const char* name, clockid_t clock, int flags) {
   const int fd = timerfd_create(clock, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -155,6 +175,9 @@ void add_timers(Probe& probe) {
   add_periodic(probe, "timerfd, periodic, expired while all stands still", CLOCK_MONOTONIC, 0);
   add_periodic(probe, "timerfd, periodic, expired, set by a time of day", CLOCK_REALTIME,
                TFD_TIMER_ABSTIME);
+  add_unread(probe, "timerfd, periodic, all expirations since a time of day", CLOCK_REALTIME);
+  add_unread(probe, "timerfd, periodic, all expirations since a time of CLOCK_MONOTONIC",
+             CLOCK_MONOTONIC);
   add_far(probe, "timerfd, what is left of it", CLOCK_MONOTONIC, 0);
   add_far(probe, "timerfd, at a time of day", CLOCK_REALTIME, TFD_TIMER_ABSTIME);
   add_far(probe, "timerfd, at a time of day, cancelled when the clock is set", CLOCK_REALTIME,
