@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <ctime>
 #include <optional>
 #include <sstream>
@@ -45,6 +46,13 @@ constexpr Kind kOfSomeThread{
     "has timers by the processor time of the thread that has made them (timer_create with "
     "CLOCK_THREAD_CPUTIME_ID), which count that of the first thread after a restore",
     "make them by the clock that pthread_getcpuclockid() names, which is kept"};
+
+// CRIU queues the signal again as one of its own, of which the timer knows nothing.
+constexpr Kind kTimerSignal{
+    "timer-signal", Severity::kYellow,
+    "has signals of timers (timer_create) waiting that it blocks: of a periodic timer two come "
+    "after a restore, where one with the count of expirations since (si_overrun) would",
+    "have the program take them (sigtimedwait) before the dump"};
 
 constexpr Kind kSignalLimit{
     "signal-limit", Severity::kRed,
@@ -142,6 +150,27 @@ void probe_timer(Facts& facts, Pid pid, const PosixTimer& timer, const Processes
           fmt::format("timer {} is by process {}", timer.id, clock->number));
 }
 
+// The signals that wait for the process or one of its threads, and are blocked there: a bit each.
+std::uint64_t held_signals(Facts& facts, Pid pid) {
+  std::uint64_t held = 0;
+  for (const Tid thread : facts.threads(pid)) {
+    if (const auto status = facts.procfs().thread_status(pid, thread))
+      held |= status->pending & status->blocked;
+  }
+  return held;
+}
+
+void probe_timer_signals(Facts& facts, Pid pid, const std::vector<PosixTimer>& timers, Signs& out) {
+  if (timers.empty()) return;
+  const std::uint64_t held = held_signals(facts, pid);
+  constexpr int kSignals = 64;
+  for (const PosixTimer& timer : timers) {
+    if (timer.signal < 1 || timer.signal > kSignals || (held >> (timer.signal - 1) & 1) == 0)
+      continue;
+    out.add(pid, kTimerSignal, fmt::format("timer {}, signal {}", timer.id, timer.signal));
+  }
+}
+
 // "5/0": what the user has queued, and the process's limit; empty if that is kept, or there is
 // nothing to queue.
 std::string queue_beyond_limit(Pid pid, std::size_t timers) {
@@ -183,6 +212,7 @@ void probe_timers(Facts& facts, const Processes& processes, const Processes& all
       if (timer.thread != 0 || timer.clock < 0)
         probe_timer(facts, info.pid, timer, all_processes, out);
     }
+    probe_timer_signals(facts, info.pid, timers, out);
     if (const auto queue = queue_beyond_limit(info.pid, timers.size()); !queue.empty())
       out.add(info.pid, kSignalLimit, queue);
   }

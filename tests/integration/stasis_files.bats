@@ -579,10 +579,11 @@ timers_and_epolls="import ctypes, select, signal, socket, struct, threading
 libc = ctypes.CDLL(None, use_errno=True)
 of_time, of_thread = 2, 6  # CPUCLOCK_SCHED, CPUCLOCK_PERTHREAD_MASK
 def clock(number, kind): return (~number << 3) | kind
-def timer(clock, notify=1, thread=0):  # SIGEV_NONE; 4: SIGEV_THREAD_ID
+def timer(clock, notify=1, thread=0):  # SIGEV_NONE; 0: SIGEV_SIGNAL, 4: SIGEV_THREAD_ID
     event = ctypes.create_string_buffer(struct.pack('qiii', 0, signal.SIGRTMIN, notify, thread) + bytes(40))
     number = ctypes.c_int()
     if libc.syscall(222, clock, event, ctypes.byref(number)) != 0: raise OSError(ctypes.get_errno())
+    return number
 class Thread(threading.Thread):
     def __init__(self):
         super().__init__(target=lambda: self.over.wait(), daemon=True)
@@ -703,6 +704,20 @@ twice.register(os.dup(pair[0].fileno()))"
   target_goes_on
   assert_equal "$(timers_of_target)" "$timers"
   assert_equal "$(epolls_of_target | wc -l)" "$(wc -l <<<"$epolls")"
+}
+
+@test "that the signal of a periodic timer, which waits, comes twice after a restore is told" {
+  need_root "CRIU"
+  start_with_timers "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+times = (ctypes.c_long * 4)(0, 1000000, 0, 1000000)
+libc.syscall(223, timer(1, 0), 0, times, None)
+while signal.SIGRTMIN not in signal.sigpending(): time.sleep(0.001)"
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" '"timer-signal"'
+  dump_it
+  assert_contains "$err" "two come after a restore"
+  restore_it
+  target_goes_on
 }
 
 @test "a timer, a watch or memory by O_PATH that is under way from one process to another is refused" {
