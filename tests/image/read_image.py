@@ -7,7 +7,6 @@ Prints what it has seen as JSON, or "corrupt: ..." or "newer: ..." with status 1
 shared libraries of xxHash, zstd and LZ4.
 """
 import ctypes
-import ctypes.util
 import json
 import os
 import re
@@ -20,7 +19,8 @@ def library(name, soname):
     try:
         return ctypes.CDLL(soname)
     except OSError:
-        return ctypes.CDLL(ctypes.util.find_library(name))  # starts other programs
+        from ctypes import util  # pylint: disable=import-outside-toplevel  # as long to load as all the others
+        return ctypes.CDLL(util.find_library(name))  # starts other programs
 
 
 class Hash(ctypes.Structure):

@@ -76,7 +76,7 @@ runs_at_all() { engine run --bundle "$bundle" "$name" >>"$BATS_TEST_TMPDIR/log" 
 make_bundle() {
   mkdir -p "$bundle/rootfs"
   (cd "$bundle" && rm -f config.json && "$program" spec)
-  python3 - "$bundle" "$inside" "$STASIS_BUILD" "$STASIS_SIM_DIR" "$@" <<'END'
+  python3 -S - "$bundle" "$inside" "$STASIS_BUILD" "$STASIS_SIM_DIR" "$@" <<'END'
 import json, os, sys
 bundle, inside, build, sim, *command = sys.argv[1:]
 path = bundle + "/config.json"

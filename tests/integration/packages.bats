@@ -58,7 +58,7 @@ start_counter() {
   ("$@" env LD_LIBRARY_PATH="$ROOT/usr/lib/stasis/sim" setsid stasis-counter --port 0 --gpu-memory 16M </dev/null >"$log" 2>&1 3>&-) &
   wait_until 60 grep -q listening "$log"
   port=$(sed -n 's/^listening on .*[: ]\([0-9][0-9]*\)$/\1/p; s/^listening on \([0-9][0-9]*\)$/\1/p' "$log")
-  TARGET=$(stasis ps --json | python3 -c 'import json, sys; print([p["pid"] for p in json.load(sys.stdin)["processes"] if "stasis-counter" in p["command"]][0])')
+  TARGET=$(stasis ps --json | python3 -IS -c 'import json, sys; print([p["pid"] for p in json.load(sys.stdin)["processes"] if "stasis-counter" in p["command"]][0])')
   echo "$TARGET" >>"$targets"
 }
 
@@ -126,7 +126,7 @@ start_counter() {
 
 # Each relative link of the pages below $1 that leads to nothing. The first line is the number of links.
 dead_links() {
-  python3 - "$1" <<'PY'
+  python3 -S - "$1" <<'PY'
 import os, re, sys
 count, dead = 0, []
 for folder, _, files in os.walk(sys.argv[1]):

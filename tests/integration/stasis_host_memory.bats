@@ -53,7 +53,7 @@ on_disk() {
   start_agent memory --size 64M
   done_by suspend "$TARGET" --trace "$BATS_TEST_TMPDIR/trace"
   local threads
-  threads=$(python3 - "$BATS_TEST_TMPDIR/trace" <<'END'
+  threads=$(python3 -S - "$BATS_TEST_TMPDIR/trace" <<'END'
 import json, sys
 events = json.load(open(sys.argv[1]))
 events = events if isinstance(events, list) else events["traceEvents"]

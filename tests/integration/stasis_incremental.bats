@@ -27,7 +27,7 @@ need_fault_points() {
 # read_whole IMAGE: a second reader, written from the document alone, finds it sound too.
 read_whole() {
   done_by verify "$1"
-  python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1"
+  python3 -S "$BATS_TEST_DIRNAME/../image/read_image.py" "$1"
 }
 
 @test "the second image writes what has changed, and needs neither the first nor the third" {
@@ -38,7 +38,7 @@ read_whole() {
   local second=$NEXT
   # By digests that the GPU computes the rest stayed where it was.
   local moved
-  moved=$(python3 -c 'import json, sys
+  moved=$(python3 -IS -c 'import json, sys
 print(sum(e["args"]["bytes"] for e in json.load(open(sys.argv[1]))["traceEvents"]
           if e["name"] == "copy out" and "bytes" in e.get("args", {})))' "$BATS_TEST_TMPDIR/trace")
   ((moved > 0 && moved <= 8 << 20)) || { echo "$moved bytes went over the bus" >&2; return 1; }

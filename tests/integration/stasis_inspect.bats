@@ -76,7 +76,7 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   dump_it
   capture stasis inspect "$image"
   assert_equal "$status" 0
-  assert_equal "$(grep -c 'CUDA, running' <<<"$out")" "$(stasis inspect "$image" --json | python3 -c 'import json, sys; print(sum(p["cuda"] for p in json.load(sys.stdin)["processes"]))')"
+  assert_equal "$(grep -c 'CUDA, running' <<<"$out")" "$(stasis inspect "$image" --json | python3 -IS -c 'import json, sys; print(sum(p["cuda"] for p in json.load(sys.stdin)["processes"]))')"
   [[ $out == *"├─ "*"└─ "* ]]
 }
 
@@ -159,7 +159,7 @@ edited() {
   edited=$BATS_TEST_TMPDIR/edited
   rm -rf "$edited"
   cp -r "$image" "$edited"
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$edited" "$1"
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$edited" "$1"
 }
 
 @test "what an image says is shown and not obeyed, and no size of it takes long" {
@@ -249,7 +249,7 @@ s.bind((sys.argv[1], int(sys.argv[2]))); s.listen(); open(sys.argv[3], "w"); tim
   assert_equal "$status" 0
   [[ $out == *"/log/restore-20261122T040000Z.log.2  ("*"the disk is full"* ]]
   assert_equal "$(grep -c '^  Error: forged' <<<"$out")" 0
-  assert_equal "$(stasis logs "$image" --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["logs"]))')" 3
+  assert_equal "$(stasis logs "$image" --json | python3 -IS -c 'import json, sys; print(len(json.load(sys.stdin)["logs"]))')" 3
   (cd "$image" && capture stasis logs . && [[ $out == *"$image/log/"* ]])
   chmod 0755 "$image" "$image/log"
   chmod 0600 "$image"/log/*.log

@@ -45,7 +45,7 @@ teardown() { end_stasis; }
 on_a_terminal() {
   status=0
   printf '%s\n' "$3" >"$BATS_TEST_TMPDIR/script"
-  timeout 300 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" python3 - "$BATS_TEST_TMPDIR" "$1" "$2" \
+  timeout 300 env LD_LIBRARY_PATH="${STASIS_LIBCUDA%/*}" python3 -S - "$BATS_TEST_TMPDIR" "$1" "$2" \
     ${under[@]+"${under[@]}"} stasis run --images-dir "$images" -- "${job[@]}" <<'PY' 3>&- || status=$?
 import fcntl, os, pty, select, signal, struct, sys, termios, time
 folder, rows, columns, command = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]

@@ -576,8 +576,8 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 }
 
 @test "who connects to a socket of a user's job sees that user after the restore, not root" {
-  by=(python3 "$BATS_TEST_DIRNAME/peer_credentials.py" namespace)
-  job=(python3 "$BATS_TEST_DIRNAME/peer_credentials.py" serve "$TARGET_STATUS")
+  by=(python3 -S "$BATS_TEST_DIRNAME/peer_credentials.py" namespace)
+  job=(python3 -S "$BATS_TEST_DIRNAME/peer_credentials.py" serve "$TARGET_STATUS")
   start_run
   job_is_up
   assert_contains "$(<"$TARGET_STATUS")" " ok True 12345 12345"
@@ -593,7 +593,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 }
 
 @test "a dump says that connected sockets will name another process at their other end" {
-  job=(python3 "$BATS_TEST_DIRNAME/peer_credentials.py" meet "$TARGET_STATUS")
+  job=(python3 -S "$BATS_TEST_DIRNAME/peer_credentials.py" meet "$TARGET_STATUS")
   start_run
   job_is_up
   saves 000001

@@ -15,7 +15,7 @@ teardown() { end_stasis; }
 
 # sample NAME LABELS: its value; nothing if it is not there.
 sample() {
-  python3 - "$file" "$1{uid=\"0\",$2}" <<'END'
+  python3 -S - "$file" "$1{uid=\"0\",$2}" <<'END'
 import sys
 for line in open(sys.argv[1]):
     name, _, value = line.rstrip("\n").rpartition(" ")
@@ -26,7 +26,7 @@ END
 
 # records FILE EXPRESSION: of the records r there.
 records() {
-  python3 - "$1" "$2" <<'END'
+  python3 -S - "$1" "$2" <<'END'
 import json, sys
 r = [json.loads(line) for line in open(sys.argv[1])]
 assert all({"time", "level", "message", "pid"} <= set(one) for one in r), r
@@ -114,7 +114,7 @@ restored_twice() { [[ $(sample stasis_operations_total 'verb="restore",result="o
   assert_equal "$(records "$log" 'sorted({x["level"] for x in r})')" "['debug', 'note']"
   assert_equal "$(records "$log" '[x["result"] for x in r if x["message"] == "done" and 0 < x["standstill_seconds"] <= x["seconds"]]')" "['ok']"
   # Its result goes where it went, and is the same.
-  stasis resume "$TARGET" --log-json --json 2>"$log" | python3 -c 'import json, sys; assert json.load(sys.stdin)["ok"]'
+  stasis resume "$TARGET" --log-json --json 2>"$log" | python3 -IS -c 'import json, sys; assert json.load(sys.stdin)["ok"]'
   assert_equal "$(records "$log" 'r[-1]["message"]')" done
   (! stasis suspend 2147483647 --log-json 2>"$log")
   assert_equal "$(records "$log" '[x["code"] for x in r if x["level"] == "error" and x["remedy"]]')" "['no-such-process']"

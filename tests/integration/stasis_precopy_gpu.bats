@@ -21,7 +21,7 @@ start_under_agent() {
 }
 # precopy [OPTION...]
 precopy() { capture stasis dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on "$@"; }
-is_not_precopied() { ! python3 "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" precopied; }
+is_not_precopied() { ! python3 -S "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" precopied; }
 was_precopied() { [[ $(json '[p["name"] for p in d["phases"]]') == *"GPU pre-copy"* ]]; }
 restored_goes_on() {
   kill -KILL "$TARGET"

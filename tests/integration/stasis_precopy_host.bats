@@ -85,7 +85,7 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   runs_on
 }
 
-host_bytes() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python3 -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
+host_bytes() { python3 -S "$BATS_TEST_DIRNAME/../image/read_image.py" "$1" | python3 -IS -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
 
 @test "pages that a program has never touched are not there either when it was saved, so that it is saved so again" {
   local i

@@ -16,7 +16,7 @@ edited() {
   edited=$BATS_TEST_TMPDIR/edited
   rm -rf "$edited"
   cp -r "$image" "$edited"
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$edited" "$1"
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$edited" "$1"
 }
 
 has() { grep -qF -- "$1" "$page" || { echo "the page does not say: $1" >&2; return 1; }; }
@@ -214,6 +214,6 @@ m["criu_options"]["external"] = [bad]
   # Some of it is no driver that there could be here.
   [[ -s $page ]] || { echo "$err" >&2; return 1; }
   opens
-  drawn 40 "$(stasis inspect "$edited" --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["sizes"]))')"
+  drawn 40 "$(stasis inspect "$edited" --json | python3 -IS -c 'import json, sys; print(len(json.load(sys.stdin)["sizes"]))')"
   assert_equal "$(json 'd["title"]')" '<b onclick="x">&amp;: Stasis image report'
 }

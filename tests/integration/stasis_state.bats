@@ -143,7 +143,7 @@ END
   wait_until 60 test -e "$TARGET_STATUS.ready"
   wait_until 60 target_is_up
   dump_it
-  python3 - "$image/manifest.json" <<'END'
+  python3 -S - "$image/manifest.json" <<'END'
 import json, sys
 timers = [t for p in json.load(open(sys.argv[1]))["processes"] for t in p["kernel_state"].get("timers", [])]
 assert any(t["ticks"] >= 500 for t in timers), timers
@@ -158,7 +158,7 @@ END
   need_root "CRIU"
   start_target memory --size 4M
   dump_it
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" '
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" '
 p = m["processes"][0]
 p["kernel_state"] = {"core_dump_filter": 0x7b, "threads": [{"tid": p["pid"], "cpus": "8000-8001",
     "memory_policy": "wild:0", "io_priority": 65535}],
@@ -179,15 +179,15 @@ p["kernel_state"] = {"core_dump_filter": 0x7b, "threads": [{"tid": p["pid"], "cp
   need_root "CRIU"
   start_target memory --size 4M
   dump_it
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'm["processes"][0]["kernel_state"]["processor_state"] = [60]'
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'm["processes"][0]["kernel_state"]["processor_state"] = [60]'
   refused 8 not-supported restore --images-dir "$image" --detach
   assert_contains "$err" "process $TARGET uses processor state 60"
   [[ ! -e /proc/$TARGET ]]
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'k = m["processes"][0]["kernel_state"]
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'k = m["processes"][0]["kernel_state"]
 del k["processor_state"]; k["deny_new_code"] = 1 << 30'
   refused 8 not-supported restore --images-dir "$image" --detach
   assert_contains "$err" "PR_SET_MDWE"
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'del m["processes"][0]["kernel_state"]["deny_new_code"]'
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'del m["processes"][0]["kernel_state"]["deny_new_code"]'
   restore_it
   target_goes_on
   restored_verifies
@@ -197,7 +197,7 @@ del k["processor_state"]; k["deny_new_code"] = 1 << 30'
   need_root "CRIU"
   start_target memory --size 4M
   dump_it
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'for p in m["processes"]: del p["kernel_state"]'
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" 'for p in m["processes"]: del p["kernel_state"]'
   restore_it
   target_goes_on
   restored_verifies

@@ -8,11 +8,11 @@ load stasis_lib
 setup() { setup_stasis; }
 teardown() { end_stasis; }
 
-reader() { python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$@"; }
+reader() { python3 -S "$BATS_TEST_DIRNAME/../image/read_image.py" "$@"; }
 
 # flip FILE OFFSET
 flip() {
-  python3 - "$image/$1" "$2" <<'END'
+  python3 -S - "$image/$1" "$2" <<'END'
 import sys
 with open(sys.argv[1], "r+b") as file:
     file.seek(int(sys.argv[2]))
@@ -101,7 +101,7 @@ END
 index_says() {
   rm -rf "$image"
   stasis-make-image "$image" --compress lz4
-  python3 - "$image" "$@" "$BATS_TEST_DIRNAME" <<'END'
+  python3 -S - "$image" "$@" "$BATS_TEST_DIRNAME" <<'END'
 import os, struct, subprocess, sys
 image, offset, form, value, here = sys.argv[1:]
 sys.path.insert(0, here)
@@ -112,7 +112,7 @@ digest = xxh3_128(bytes(index))
 with open(image + "/gpu/index", "wb") as file: file.write(index + bytes.fromhex(digest))
 size = struct.unpack_from("<Q", index, 64)[0]
 os.truncate(image + "/gpu/data-00", size)
-subprocess.run([sys.executable, here + "/edit_manifest.py", image, f"""c = m["gpu_content"]
+subprocess.run([sys.executable, "-S", here + "/edit_manifest.py", image, f"""c = m["gpu_content"]
 m["total_bytes"] += {size} - c["data_sizes"][0]
 c["index_xxh3"], c["data_sizes"] = "{digest}", [{size}]"""], check=True)
 END
@@ -121,7 +121,7 @@ END
 @test "what an index says is judged by both readers alike, whatever its checksums" {
   stasis-make-image "$image" --compress lz4
   local stream=$((64 + 8)) first
-  first=$(python3 -c 'import struct, sys
+  first=$(python3 -IS -c 'import struct, sys
 index = open(sys.argv[1], "rb").read()
 files, streams, _, ranges = struct.unpack_from("<3IQ", index, 20)
 print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
@@ -176,7 +176,7 @@ print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
       (cd "${image%/*}" && eval "$make" "image/$path")
       refused 10 image-corrupt verify "$image"
       assert_contains "$err" "$path"
-      capture timeout 60 python3 "$BATS_TEST_DIRNAME/../image/read_image.py" "$image"
+      capture timeout 60 python3 -S "$BATS_TEST_DIRNAME/../image/read_image.py" "$image"
       assert_equal "$status" 1 "$make $path"
       rm -rf "${image:?}/$path"
       cp "$image.whole/$path" "$image/$path"
@@ -197,12 +197,12 @@ print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
 
 @test "a reader that knows nothing of GPU content is told by the manifest that it cannot use the image" {
   stasis-make-image "$image"
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "m['requires'].append('more')"
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "m['requires'].append('more')"
   refused 10 image-version verify "$image"
   assert_contains "$err" 'needs the feature "more"'
   capture reader "$image"
   assert_contains "$out" "newer: manifest.json"
-  python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "m['requires'] = []"
+  python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "m['requires'] = []"
   refused 10 image-corrupt verify "$image"
 }
 
@@ -213,7 +213,7 @@ print(64 + 8 * files + 16 * streams + 40 * ranges)' "$image/gpu/index")
     "m['processes'] += [process(300, 301), process(301, 300)]" \
     "m['processes'][1].update(cuda=False); del m['processes'][1]['cuda_state']"; do
     stasis-make-image "$image"
-    python3 "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "$statements"
+    python3 -S "$BATS_TEST_DIRNAME/edit_manifest.py" "$image" "$statements"
     refused 10 image-corrupt verify "$image"
     capture reader "$image"
     [[ $status == 1 && $out == corrupt:* ]] || { echo "$statements: $out$err" >&2; return 1; }

@@ -105,7 +105,7 @@ pages_bytes() { cat "$1"/criu/pages-*.img | wc -c; }
 
 # The number of each physical page of the target's zeros.
 page_numbers() {
-  python3 - "$TARGET" "$(<"$BATS_TEST_TMPDIR/zeros")" <<'P'
+  python3 -S - "$TARGET" "$(<"$BATS_TEST_TMPDIR/zeros")" <<'P'
 import struct, sys
 with open(f"/proc/{sys.argv[1]}/pagemap", "rb") as file:
     file.seek(int(sys.argv[2]) // 4096 * 8)
