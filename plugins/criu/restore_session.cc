@@ -263,7 +263,7 @@ Result<void> RestoreSession::resume_tree(Pid root) {
     {
       // What this takes is not to be what another operation has found.
       const Interrupt never;
-      const auto room = GpuRoom::hold(work->targets, {never});
+      const auto room = GpuRoom::hold(work->targets, {never, {}, std::chrono::seconds(20)});
       STASIS_TRY(tree.restore(work->pairs, quiet));
     }
     for (TreeMember& member : tree.members()) {

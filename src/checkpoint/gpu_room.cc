@@ -41,7 +41,7 @@ Result<GpuRoom> GpuRoom::hold(const std::set<GpuUuid>& gpus, const Wait& wait) {
       STASIS_TRY(wait.interrupt.check());
       const auto waited = steady_clock::now() - start;
       if (waited >= wait.longest)
-        return fail(ErrorCode::kBusy,
+        return fail(ErrorCode::kTimeout,
                     fmt::format("another operation has brought GPU memory back to {} for {} s",
                                 gpu.to_string(),
                                 std::chrono::duration_cast<std::chrono::seconds>(waited).count()),
@@ -54,6 +54,13 @@ Result<GpuRoom> GpuRoom::hold(const std::set<GpuUuid>& gpus, const Wait& wait) {
     room.locks_.push_back(std::move(*fd));
   }
   return room;
+}
+
+void GpuRoom::leave() {
+  // A caller of the C interface may have forked, and its child has the descriptors.
+  for (const UniqueFd& lock : locks_)
+    (void)::flock(lock.get(), LOCK_UN);
+  locks_.clear();
 }
 
 Result<GpuRoom> GpuRoom::find(Driver& driver, std::span<const GpuUse> needed,

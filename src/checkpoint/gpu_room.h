@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
@@ -27,19 +28,28 @@ class GpuRoom {
     const Interrupt& interrupt;
     // Told once, if it takes over a second. May be empty.
     std::function<void(std::string)> tell = {};
-    std::chrono::milliseconds longest = std::chrono::minutes(2);
+    // Others may stand in line before it.
+    std::chrono::milliseconds longest = std::chrono::minutes(10);
   };
 
   // Nothing is held.
   GpuRoom() = default;
-  // Until leave(). kInterrupted; kBusy after the longest wait.
+  GpuRoom(GpuRoom&&) = default;
+  GpuRoom& operator=(GpuRoom&& other) noexcept {
+    std::swap(locks_, other.locks_);
+    return *this;
+  }
+  GpuRoom(const GpuRoom&) = delete;
+  GpuRoom& operator=(const GpuRoom&) = delete;
+  ~GpuRoom() { leave(); }
+  // Until leave(). kInterrupted; kTimeout after the longest wait.
   static Result<GpuRoom> hold(const std::set<GpuUuid>& gpus, const Wait& wait);
   // hold() for where this comes back, and a look: kOutOfGpuMemory, with the figures. Where the
   // driver does not tell what is free, all fits.
   static Result<GpuRoom> find(Driver& driver, std::span<const GpuUse> needed,
                               std::span<const GpuPair> pairs, const Wait& wait);
   // The driver has restored, or is not asked to.
-  void leave() { locks_.clear(); }
+  void leave();
 
  private:
   std::vector<UniqueFd> locks_;

@@ -48,7 +48,7 @@ TEST_F(GpuRoomTest, OfOneGpuIsOneOperations) {
   ASSERT_TRUE(first) << first.error().to_string();
   const auto second = GpuRoom::hold({gpu(2), gpu(3)}, briefly());
   ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+  EXPECT_EQ(second.error().code, ErrorCode::kTimeout);
   EXPECT_THAT(second.error().message, HasSubstr(gpu(2).to_string()));
   EXPECT_TRUE(GpuRoom::hold({gpu(3)}, briefly())) << "what was not had is not held";
   first->leave();

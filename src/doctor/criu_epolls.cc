@@ -144,24 +144,26 @@ class FilesOfInode {
 // The first entry by which an open file is there for a second time, in an epoll that has some whose
 // descriptor is closed: "descriptor 5 in epoll 4".
 std::optional<std::string> file_that_is_twice(Facts& facts, Pid pid, int epoll,
-                                              const NumberedFiles& files) {
+                                              const NumberedFiles& files,
+                                              Clock::time_point deadline) {
+  const auto is_over = [&] { return facts.is_over() || Clock::now() >= deadline; };
   const std::vector<Entry> entries = entries_of(pid, epoll);
   std::vector<char> live(entries.size());
   std::map<std::uint64_t, FilesOfInode> by_inode;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (facts.is_over()) return std::nullopt;
+    if (is_over()) return std::nullopt;
     live[i] = is_live(pid, epoll, entries[i], files) ? 1 : 0;
     by_inode.try_emplace(entries[i].inode, pid);
   }
   if (std::find(live.begin(), live.end(), 0) == live.end()) return std::nullopt;
   for (const auto& [number, path] : files) {
-    if (facts.is_over()) return std::nullopt;
+    if (is_over()) return std::nullopt;
     if (const auto found = by_inode.find(inode_of(pid, number, path)); found != by_inode.end())
       found->second.add(number);
   }
   std::set<int> seen;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (facts.is_over()) return std::nullopt;
+    if (is_over()) return std::nullopt;
     const auto& of_inode = by_inode.find(entries[i].inode)->second;
     const auto number = of_inode.find(epoll, entries[i], live[i] != 0);
     if (number && !seen.insert(*number).second)
@@ -188,6 +190,10 @@ bool has_before(Facts& facts, const Processes& processes, Pid pid, int epoll) {
 }  // namespace
 
 void probe_epolls(Facts& facts, const Processes& processes, Signs& out) {
+  // The kernel goes through an epoll for each entry that is compared, and the program waits: of
+  // some ten thousand files that are no sockets this finds nothing any more.
+  constexpr std::chrono::seconds kBudget{2};
+  const auto deadline = Clock::now() + kBudget;
   for (const proc::ProcessInfo& info : processes) {
     const auto files = facts.open_files(info.pid);
     if (!files) continue;
@@ -198,7 +204,7 @@ void probe_epolls(Facts& facts, const Processes& processes, Signs& out) {
         for (const proc::OpenFile& one : *files)
           by_number.emplace(one.descriptor, one.path);
       }
-      const auto twice = file_that_is_twice(facts, info.pid, file.descriptor, by_number);
+      const auto twice = file_that_is_twice(facts, info.pid, file.descriptor, by_number, deadline);
       if (twice && !has_before(facts, processes, info.pid, file.descriptor))
         out.add(info.pid, kSameFileTwice, *twice);
     }

@@ -94,6 +94,7 @@ std::vector<PosixTimer> posix_timers(Pid pid) {
     // "signal/tid.12"
     constexpr std::string_view kToThread = "/tid.";
     const std::size_t thread = value.find(kToThread);
+    if (key == "notify" && value.starts_with("none")) out.back().signal = 0;
     if (key == "notify" && thread != std::string_view::npos)
       out.back().thread = number_in(value.substr(thread + kToThread.size()));
   }

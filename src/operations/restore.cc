@@ -438,11 +438,12 @@ class RestoreRun {
     direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
     // If the room has been taken since it was looked at, the image is there still. What this takes
     // is not to be what another operation has found.
-    STASIS_TRY_ASSIGN(auto room,
-                      GpuRoom::hold(targets_of(plan_.needed, plan_.pairs),
-                                    {env_.interrupt, [this](auto text) { env_.tell(text); }}));
+    auto room = GpuRoom::hold(
+        targets_of(plan_.needed, plan_.pairs),
+        {env_.interrupt, [this](auto text) { env_.tell(text); }, std::chrono::minutes(2)});
+    STASIS_TRY(env_.interrupt.check());
     STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] {
-      room.leave();
+      if (room) room->leave();
       direct_.settle();
     }));
     if (!options_.leave_suspended) STASIS_TRY(bring_content_back());

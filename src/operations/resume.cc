@@ -20,7 +20,7 @@ namespace {
 
 struct ResumePlan {
   std::vector<GpuPair> pairs;  // the complete GPU map
-  GpuRoom room;                // until the driver has restored
+  std::vector<GpuUse> needed;
 };
 
 // Once it is sure that the memory fits.
@@ -41,12 +41,11 @@ Result<ResumePlan> check_and_plan(const Environment& env, const ProcessTree& tre
   STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
   if (from.empty()) from = gpus;
   STASIS_TRY_ASSIGN(auto pairs, plan_gpu_map(env.driver, options.gpu_map, from, gpus));
-  STASIS_TRY_ASSIGN(auto room, GpuRoom::find(env.driver, needed, pairs,
-                                             {env.interrupt, [&](auto text) { env.tell(text); }}));
+  STASIS_TRY(check_gpu_memory(needed, pairs, gpus));
   const auto targets = targets_of(needed, pairs);
   STASIS_TRY(refuse_beside_ranks(env, tree.infos(), targets));
   tell_of_neighbours_to_come(env, tree.infos(), targets);
-  return ResumePlan{std::move(pairs), std::move(room)};
+  return ResumePlan{std::move(pairs), std::move(needed)};
 }
 
 // Before the driver is asked: what a process shares comes back with those that it shares it with,
@@ -156,7 +155,10 @@ class ResumeRun {
 
  private:
   ProcessTree& tree() { return opened_->tree; }
-  Error undone(Error why) { return roll_back(env_, *opened_, std::move(why)); }
+  Error undone(Error why) {
+    room_.leave();  // a roll-back looks for its own
+    return roll_back(env_, *opened_, std::move(why));
+  }
 
   // The images that the user has named. What is wrong with them is said when the tree is open.
   Result<void> open_images() {
@@ -190,6 +192,9 @@ class ResumeRun {
     for (const Process* process : cuda_processes(tree()))
       STASIS_TRY(add_images_of(*process));
     STASIS_TRY(opened_->direct.check_found(env_, cuda_processes(tree())));
+    // What an image lies on may take its time.
+    STASIS_TRY_ASSIGN(room_, GpuRoom::find(env_.driver, plan_.needed, plan_.pairs,
+                                           {env_.interrupt, [&](auto text) { env_.tell(text); }}));
     opened_->direct.prefetch(env_, cuda_processes(tree()), plan_.pairs);
     STASIS_TRY(fault(FaultPoint::kResumePlanned));
     return env_.interrupt.check();
@@ -215,7 +220,7 @@ class ResumeRun {
   Result<void> restore() {
     phases_.begin("restore");
     STASIS_TRY(tree().restore(plan_.pairs, env_.progress));
-    plan_.room.leave();
+    room_.leave();
     // Past this point going on is the way out, also for who finds our record: every process is
     // whole on the GPU, and an unlock is quicker than a checkpoint.
     for (TreeMember& member : tree().members()) {
@@ -280,6 +285,7 @@ class ResumeRun {
   std::optional<OpenedTree> opened_;
   bool ran_ = false;  // before
   ResumePlan plan_;
+  GpuRoom room_;  // until the driver has restored
 };
 
 }  // namespace

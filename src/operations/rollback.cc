@@ -8,15 +8,21 @@
 
 #include "base/phases.h"
 #include "base/scope_guard.h"
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
 #include "driver/gpu_plan.h"
 
 namespace stasis {
 
+namespace {
+
+// What an agent has taken past the driver waits for room of its own: nothing is looked at where one
+// of `processes` has some.
 Result<GpuRoom> find_room(const Environment& env, const std::vector<Pid>& processes,
-                          std::span<const GpuUse> needed, std::span<const GpuPair> pairs) {
-  const GpuRoom::Wait wait{env.interrupt, [&env](auto text) { env.tell(text); }};
+                          std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
+                          const Interrupt& interrupt, std::chrono::milliseconds longest) {
+  const GpuRoom::Wait wait{interrupt, [&env](auto text) { env.tell(text); }, longest};
   const bool away = std::any_of(processes.begin(), processes.end(), [](Pid pid) {
     const auto agent = direct::probe_agent(pid);
     return agent && *agent && direct::is_away((*agent)->state);
@@ -25,6 +31,8 @@ Result<GpuRoom> find_room(const Environment& env, const std::vector<Pid>& proces
   return GpuRoom::find(env.driver, needed, pairs, wait);
 }
 
+}  // namespace
+
 Result<void> restore_state(const Environment& env, Process& process) {
   std::vector<GpuPair> pairs;
   const auto memory = recall_suspended(process);
@@ -32,8 +40,8 @@ Result<void> restore_state(const Environment& env, Process& process) {
     STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
     STASIS_TRY_ASSIGN(pairs, plan_gpu_map(env.driver, {}, memory->gpus, gpus));
   }
-  const auto room =
-      find_room(env, {process.pid()}, memory ? memory->uses : std::vector<GpuUse>(), pairs);
+  const auto room = find_room(env, {process.pid()}, memory ? memory->uses : std::vector<GpuUse>(),
+                              pairs, env.interrupt, std::chrono::minutes(2));
   if (room) return process.restore(pairs);
   Error why = room.error();
   if (why.code == ErrorCode::kOutOfGpuMemory)
@@ -50,14 +58,25 @@ Result<void> roll_back_tree(const Environment& env, ProcessTree& tree) {
   for (const TreeMember& member : tree.members()) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     const auto state = member.process.cuda_state();
+    if (!state || *state != CudaState::kCheckpointed) continue;
     const auto use = tree.gpu_use().find(member.process.pid());
-    if (!state || *state != CudaState::kCheckpointed || use == tree.gpu_use().end()) continue;
+    std::vector<GpuUse> uses;
+    if (use != tree.gpu_use().end())
+      uses = use->second;
+    else if (auto memory = recall_suspended(member.process))
+      uses = std::move(memory->uses);  // an operation before has left it so
     processes.push_back(member.process.pid());
-    needed.insert(needed.end(), use->second.begin(), use->second.end());
+    needed.insert(needed.end(), uses.begin(), uses.end());
   }
   // The user's interrupt has led here, or comes too late.
   const Interrupt never;
-  auto room = find_room(env.with(never), processes, needed, {});
+  auto room = find_room(env, processes, needed, {}, never, std::chrono::seconds(30));
+  // The processes stand still: what is free decides then, without the lock.
+  if (!room && room.error().code == ErrorCode::kTimeout) {
+    const auto gpus = env.driver.gpus();
+    if (auto fits = gpus ? check_gpu_memory(needed, {}, *gpus) : Result<void>(); !fits)
+      room = fail(std::move(fits.error()));
+  }
   if (room || room.error().code != ErrorCode::kOutOfGpuMemory) return tree.roll_back();
   tree.dismiss();
   remember_suspended(tree);

@@ -3,22 +3,15 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "checkpoint/gpu_room.h"
 #include "operations/open.h"
 
 namespace stasis {
 
 // CurrentPhase during a roll-back, which is no measured phase.
 inline constexpr const char* kRollBackPhase = "roll back";
-
-// Where `needed` is to come back, by the driver: GpuRoom::find(). What an agent has taken past the
-// driver waits for room of its own, so that nothing is looked at where one of `processes` has some.
-Result<GpuRoom> find_room(const Environment& env, const std::vector<Pid>& processes,
-                          std::span<const GpuUse> needed, std::span<const GpuPair> pairs);
 
 // Restores the GPU state of a process, which a restore that was killed may have brought to another
 // machine than the one it was on. kOutOfGpuMemory: it stays suspended.

@@ -536,6 +536,9 @@ END
   refused 11 out-of-gpu-memory recover "$TARGET"
   assert_contains "$err" "104 MiB is needed" "stays suspended: free GPU memory, then run"
   in_state checkpointed
+  refused 12 not-rolled-back resume "$TARGET"
+  assert_contains "$err" "104 MiB is needed" "process $TARGET stays suspended"
+  in_state checkpointed
   kill -KILL "$HOG"
   wait_until 60 eval '(($(gpu_used_of 0) == 0))'
   done_by recover "$TARGET"

@@ -8,6 +8,7 @@
 # Standard output goes to $out and standard error to $err (see `capture`), the status to $status.
 
 setup_stasis() {
+  unset COLUMNS
   need_simulated "the verbs are tested on it; tests/gpu does the same on the real one"
   setup_driver
   others=$BATS_TEST_TMPDIR/others
