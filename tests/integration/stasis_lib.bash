@@ -38,6 +38,8 @@ done_by() {
   capture timeout -k 5 120 stasis "$@"
   ((status == 0)) && return
   printf 'stasis %s: status %s\n%s%s' "$*" "$status" "$out" "$err" >&2
+  # What CRIU did last, before the test's files go.
+  [[ ! $err =~ "the whole log is "([^[:space:];]+) ]] || tail -n 60 "${BASH_REMATCH[1]}" >&2 || true
   return 1
 }
 suspended_and_resumed() {
