@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,16 +12,15 @@
 #include <fmt/format.h>
 
 #include "base/printable.h"
-#include "checkpoint/gpu_room.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/process.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
 #include "direct/bring_back_alone.h"
+#include "direct/driver_room.h"
 #include "direct/left_to_driver.h"
 #include "direct/unknown_sharing.h"
-#include "driver/gpu_plan.h"
 #include "help.h"
 
 namespace stasis::compat {
@@ -177,21 +177,15 @@ class Tool {
     return done;
   }
 
-  // The driver gives a process up that it finds no room for (NVIDIA/cuda-checkpoint#44). What an
-  // agent has taken past the driver comes back when there is room.
-  Result<GpuRoom> find_room(const Process& process) const {
-    const auto memory = recall_suspended(process);
-    if (!memory || memory->uses.empty()) return GpuRoom();
-    const std::vector<GpuPair> pairs = options_.gpus ? *options_.gpus : std::vector<GpuPair>();
-    const GpuRoom::Wait wait{interrupt_};
-    const auto agent = direct::probe_agent(process.pid());
-    if (agent && *agent && direct::is_away((*agent)->state))
-      return GpuRoom::hold(targets_of(memory->uses, pairs), wait);
-    return GpuRoom::find(driver_, memory->uses, pairs, wait);
-  }
-
+  // Where it is known what the process needs, the driver is asked if there is room for it.
   Result<void> restore(Process& process) const {
-    STASIS_TRY_ASSIGN(const auto room, find_room(process));
+    const auto memory = recall_suspended(process);
+    const Pid pid = process.pid();
+    STASIS_TRY_ASSIGN(
+        const auto room,
+        direct::find_driver_room(
+            driver_, std::span(&pid, 1), memory ? memory->uses : std::vector<GpuUse>(),
+            options_.gpus ? *options_.gpus : std::vector<GpuPair>(), {interrupt_}));
     return options_.gpus ? process.restore(*options_.gpus) : process.restore();
   }
 

@@ -66,6 +66,7 @@ void GpuRoom::leave() {
 Result<GpuRoom> GpuRoom::find(Driver& driver, std::span<const GpuUse> needed,
                               std::span<const GpuPair> pairs, const Wait& wait) {
   STASIS_TRY_ASSIGN(auto room, hold(targets_of(needed, pairs), wait));
+  if (needed.empty()) return room;
   if (const auto gpus = driver.gpus()) STASIS_TRY(check_gpu_memory(needed, pairs, *gpus));
   return room;
 }

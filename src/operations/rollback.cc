@@ -1,6 +1,8 @@
 #include "operations/rollback.h"
 
 #include <algorithm>
+#include <chrono>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -8,30 +10,12 @@
 
 #include "base/phases.h"
 #include "base/scope_guard.h"
-#include "checkpoint/gpu_room.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
+#include "direct/driver_room.h"
 #include "driver/gpu_plan.h"
 
 namespace stasis {
-
-namespace {
-
-// What an agent has taken past the driver waits for room of its own: nothing is looked at where one
-// of `processes` has some.
-Result<GpuRoom> find_room(const Environment& env, const std::vector<Pid>& processes,
-                          std::span<const GpuUse> needed, std::span<const GpuPair> pairs,
-                          const Interrupt& interrupt, std::chrono::milliseconds longest) {
-  const GpuRoom::Wait wait{interrupt, [&env](auto text) { env.tell(text); }, longest};
-  const bool away = std::any_of(processes.begin(), processes.end(), [](Pid pid) {
-    const auto agent = direct::probe_agent(pid);
-    return agent && *agent && direct::is_away((*agent)->state);
-  });
-  if (away) return GpuRoom::hold(targets_of(needed, pairs), wait);
-  return GpuRoom::find(env.driver, needed, pairs, wait);
-}
-
-}  // namespace
 
 Result<void> restore_state(const Environment& env, Process& process) {
   std::vector<GpuPair> pairs;
@@ -40,15 +24,17 @@ Result<void> restore_state(const Environment& env, Process& process) {
     STASIS_TRY_ASSIGN(auto gpus, env.driver.gpus());
     STASIS_TRY_ASSIGN(pairs, plan_gpu_map(env.driver, {}, memory->gpus, gpus));
   }
-  const auto room = find_room(env, {process.pid()}, memory ? memory->uses : std::vector<GpuUse>(),
-                              pairs, env.interrupt, std::chrono::minutes(2));
+  const Pid pid = process.pid();
+  const auto room = direct::find_driver_room(
+      env.driver, std::span(&pid, 1), memory ? memory->uses : std::vector<GpuUse>(), pairs,
+      {env.interrupt, [&env](auto text) { env.tell(text); }, std::chrono::minutes(2)});
   if (room) return process.restore(pairs);
   Error why = room.error();
   if (why.code == ErrorCode::kOutOfGpuMemory)
     why.remedy = fmt::format(
         "process {0} stays suspended: free GPU memory, then run `stasis "
         "recover {0}` again",
-        process.pid().value);
+        pid.value);
   return fail(std::move(why));
 }
 
@@ -70,7 +56,9 @@ Result<void> roll_back_tree(const Environment& env, ProcessTree& tree) {
   }
   // The user's interrupt has led here, or comes too late.
   const Interrupt never;
-  auto room = find_room(env, processes, needed, {}, never, std::chrono::seconds(30));
+  auto room = direct::find_driver_room(
+      env.driver, processes, needed, {},
+      {never, [&env](auto text) { env.tell(text); }, std::chrono::seconds(30)});
   // The processes stand still: what is free decides then, without the lock.
   if (!room && room.error().code == ErrorCode::kTimeout) {
     const auto gpus = env.driver.gpus();
