@@ -26,15 +26,16 @@ std::string raise_command(Pid pid, const DescriptorLimit& limit);
 // in tests.
 std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc = "/proc");
 
+bool is_no_socket(const struct stat& info);
+// What drivers hand out for memory: a device, or a file, also one without a name. To close another
+// kind may wait for what the process has made of it.
+bool may_be_memory(const struct stat& info);
+
 // A copy, with the rights that the process has by it: one that it may only read is not for writing,
 // which it would be for root if it were opened anew. By number: a caller that must have it of one
 // address space looks afterwards whether the process still runs in that. kNotSupported of a file
 // that a program serves (served_files.h): to close it would wait for that. And of what `accept`
 // refuses, before it is copied and after: what is accepted and no socket is closed as any other.
-bool is_no_socket(const struct stat& info);
-// What drivers hand out for memory: a device, or a file, also one without a name. To close another
-// kind may wait for what the process has made of it.
-bool may_be_memory(const struct stat& info);
 Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number,
                                  const FileCheck& accept = &is_no_socket);
 // The same without these looks, which take 0.3 ms: of what is the kernel's own, as its link in
@@ -51,6 +52,7 @@ class DroppedCopies {
   DroppedCopies(const DroppedCopies&) = delete;
   DroppedCopies& operator=(const DroppedCopies&) = delete;
   ~DroppedCopies() { let_go(); }
+  // Any file; what does not linger is closed at once.
   void add(UniqueFd copy);
 
  private:
@@ -58,6 +60,7 @@ class DroppedCopies {
 
   std::vector<UniqueFd> lingering_;
 };
+// One alone.
 void drop(UniqueFd copy);
 
 }  // namespace stasis::proc
