@@ -140,7 +140,7 @@ void use_block(const Cuda& cuda, unsigned number) {
   RIGHT(cuda.set_current(cuda.context) == 0);
   const unsigned long long part = g_block + number % (kBlock / kPart) * kPart;
   std::vector<unsigned> content(kPart / 4);
-  for (unsigned last = 7, round = 0; !g_end; ++round) {
+  for (unsigned last = 7, round = 0;; ++round) {
     RIGHT(cuda.copy_out(content.data(), part, kPart) == 0);
     RIGHT(content.front() == last && content[content.size() / 2] == last && content.back() == last);
     last = number * 1000003 + round;
@@ -172,7 +172,7 @@ void use_tail(const Cuda& cuda) {
   for (int i = 0; i < 2; ++i)
     RIGHT(cuda.fill(blocks[i], 7 + static_cast<unsigned>(i), kSizes[i] / 4) == 0);
   std::vector<unsigned> content(kSizes[1] / 4);
-  while (!g_end) {
+  for (;;) {
     for (unsigned i = 0; i < 2; ++i) {
       RIGHT(cuda.copy_out(content.data(), blocks[i], kSizes[i]) == 0);
       RIGHT(content.front() == 7 + i && content[kSizes[i] / 8] == 7 + i &&
@@ -223,7 +223,7 @@ void use_fork() {
 }
 
 void load(const Cuda* cuda, unsigned number) {
-  for (unsigned round = 0; !g_end; ++round) {
+  for (unsigned round = 0;; ++round) {
     const unsigned what = (number + round) % 8;
     use_memory(number * 7919 + round);
     if (what == 0) use_loader();
@@ -337,7 +337,7 @@ void unload_when_asked(const char* path) {
 
 void idle() {
   std::thread([] {
-    while (!g_end) {
+    for (;;) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
       ++g_rounds;
     }
@@ -349,7 +349,8 @@ void idle() {
   const auto rest = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
   while (!g_end)
     rest();
-  // The end may be asked for before the others have got a processor again.
+  // The end may be asked for before the others have got a processor again, and before this looks:
+  // they go on until the process ends.
   for (int rests = 0; g_rounds == before && rests < 2000; ++rests)
     rest();
   if (g_rounds == before) wrong(__LINE__);
