@@ -1,6 +1,6 @@
-// Room on GPUs, from the look at what is free until the driver has taken it. The driver gives a
-// process up that it finds no room for (NVIDIA/cuda-checkpoint#44), and two operations that look at
-// the same moment would both find the room of one.
+// Room on GPUs, from the look at what is free until the driver, and then the agents, have taken it.
+// The driver gives a process up that it finds no room for (NVIDIA/cuda-checkpoint#44), and two
+// operations that look at the same moment would both find the room of one.
 //
 // A lock file for each GPU beside the journal. Where there can be none, as in a read-only
 // directory, nothing is held. Moves. One thread at a time.
@@ -48,7 +48,7 @@ class GpuRoom {
   // driver does not tell what is free, all fits.
   static Result<GpuRoom> find(Driver& driver, std::span<const GpuUse> needed,
                               std::span<const GpuPair> pairs, const Wait& wait);
-  // The driver has restored, or is not asked to.
+  // The memory is taken, or is not asked for.
   void leave();
 
  private:

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/phases.h"
+#include "checkpoint/gpu_room.h"
 #include "checkpoint/process_tree.h"
 #include "direct/agent_set.h"
 #include "direct/content_sources.h"
@@ -107,10 +108,11 @@ class GpuMemory {
   // go on. Called when the driver has restored and unlocked the processes. kOutOfGpuMemory leaves
   // all as it is. If there is no mover the agents copy by themselves, which is slower. Returns the
   // bytes. The phases are "repopulate", "copy in" and "open". `stops`: an interrupt ends it, and
-  // the caller has to end the processes; otherwise going on is the way out.
+  // the caller has to end the processes; otherwise going on is the way out. `room` is held until
+  // the agents have taken the memory.
   Result<std::uint64_t> move_in(const Environment& env,
                                 const std::vector<const Process*>& processes, Phases& phases,
-                                bool stops = false);
+                                bool stops = false, GpuRoom room = {});
 
   // All processes run on with their memory. kNotRolledBack names those that do not.
   Result<void> roll_back();

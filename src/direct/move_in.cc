@@ -147,7 +147,7 @@ void find_lenders(MemoryState& state, const Environment& env,
 
 Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
-                              bool stops) {
+                              bool stops, GpuRoom room) {
   AgentSet& agents = state.agents;
   // Without a peer they try it again by themselves.
   const auto leave = [&](Error why) -> Result<std::uint64_t> {
@@ -164,6 +164,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
     return leave(std::move(allowed.error()));
   state.prefetch.reserve_both();
   if (auto done = repopulate(state); !done) return leave(std::move(done.error()));
+  room.leave();
   fault_only(FaultPoint::kDirectRepopulated);
   phases.begin("copy in");
   auto done = state.mover.take_to_bring_back(env, processes, moved, *in_images);

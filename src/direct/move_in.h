@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/phases.h"
+#include "checkpoint/gpu_room.h"
 #include "direct/memory_state.h"
 
 namespace stasis {
@@ -12,7 +13,7 @@ namespace stasis {
 // GpuMemory::move_in().
 Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
-                              bool stops);
+                              bool stops, GpuRoom room);
 
 // Adds to the lenders the agents of those processes that run, if any of the set misses memory of
 // another process.

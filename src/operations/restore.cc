@@ -442,11 +442,9 @@ class RestoreRun {
         targets_of(plan_.needed, plan_.pairs),
         {env_.interrupt, [this](auto text) { env_.tell(text); }, std::chrono::minutes(2)});
     STASIS_TRY(env_.interrupt.check());
-    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] {
-      if (room) room->leave();
-      direct_.settle();
-    }));
-    if (!options_.leave_suspended) STASIS_TRY(bring_content_back());
+    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] { direct_.settle(); }));
+    if (!options_.leave_suspended)
+      STASIS_TRY(bring_content_back(room ? std::move(*room) : GpuRoom()));
     return fault(FaultPoint::kRestoreBack);
   }
 
@@ -456,9 +454,11 @@ class RestoreRun {
     return refuse_beside_ranks(env_, tree, targets_of(plan_.needed, plan_.pairs));
   }
 
-  Result<void> bring_content_back() {
+  // `room` is held until the memory is taken.
+  Result<void> bring_content_back(GpuRoom room) {
     STASIS_TRY(check_content(job_->to_run(targets_), content_id_));
-    STASIS_TRY_ASSIGN(direct_bytes_, direct_.move_in(env_, job_->to_run(targets_), phases_, true));
+    STASIS_TRY_ASSIGN(direct_bytes_, direct_.move_in(env_, job_->to_run(targets_), phases_, true,
+                                                     std::move(room)));
     if (direct_bytes_ >= wanted_bytes()) return {};
     return fail(ErrorCode::kInternal,
                 "a restored process has no agent that takes its GPU memory, which is in the image",

@@ -220,7 +220,6 @@ class ResumeRun {
   Result<void> restore() {
     phases_.begin("restore");
     STASIS_TRY(tree().restore(plan_.pairs, env_.progress));
-    room_.leave();
     // Past this point going on is the way out, also for who finds our record: every process is
     // whole on the GPU, and an unlock is quicker than a checkpoint.
     for (TreeMember& member : tree().members()) {
@@ -237,6 +236,7 @@ class ResumeRun {
     if (done) done = verify_states(tree(), CudaState::kRunning);
     phases_.end();
     if (!done) {
+      room_.leave();
       // What rolling back comes to, now.
       auto on = tree().roll_back();
       if (!on) return fail(rolled_back(env_, *opened_, std::move(done.error()), std::move(on)));
@@ -248,7 +248,8 @@ class ResumeRun {
 
   // The bytes that did not go by the driver.
   Result<std::uint64_t> move_in() {
-    auto moved = opened_->direct.move_in(env_, cuda_processes(tree()), phases_);
+    auto moved =
+        opened_->direct.move_in(env_, cuda_processes(tree()), phases_, false, std::move(room_));
     phases_.end();
     if (!moved) {
       Error why =
@@ -285,7 +286,7 @@ class ResumeRun {
   std::optional<OpenedTree> opened_;
   bool ran_ = false;  // before
   ResumePlan plan_;
-  GpuRoom room_;  // until the driver has restored
+  GpuRoom room_;  // until the driver and the agents have taken it
 };
 
 }  // namespace

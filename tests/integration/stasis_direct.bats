@@ -393,3 +393,33 @@ END
     target_verifies
   done
 }
+
+@test "of two programs with the agent that come back at once to the room of one, the other stays suspended" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  export STASIS_SIM_GPUS=1x256M
+  local first tool
+  start_agent memory --size 100M
+  first=$TARGET
+  done_by suspend "$first"
+  start_agent memory --size 100M
+  done_by suspend "$TARGET"
+  start_hog 100M
+  STASIS_FAULT=direct.refill:stop timeout -k 5 60 stasis resume "$first" >/dev/null 2>&1 3>&- &
+  tool=$!
+  wait_until 60 stopped_below "$tool"
+  # The driver has brought the first back, and its agent has yet to take what was moved out.
+  timeout -k 5 60 stasis resume "$TARGET" >"$BATS_TEST_TMPDIR/second" 2>&1 3>&- &
+  wait_until 60 grep -q "another operation brings GPU memory back" "$BATS_TEST_TMPDIR/second"
+  pkill -CONT -P "$tool"
+  wait "$tool"
+  status=0
+  wait $! || status=$?
+  assert_equal "$status" 11
+  assert_contains "$(<"$BATS_TEST_TMPDIR/second")" "MiB is needed"
+  in_state running "$first"
+  in_state checkpointed "$TARGET"
+  kill -KILL "$first"
+  done_by resume "$TARGET"
+  target_goes_on
+  target_verifies
+}
