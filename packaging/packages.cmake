@@ -126,7 +126,7 @@ takes the place of CRIU's own cuda_plugin.so, and needs CRIU 4.0 or newer.")
   set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_CONFLICTS criu-cuda-plugin)
 endif()
 
-# One for each Slurm; for RPM none, as of Python's, because this machine has another Slurm than those systems.
+# One for each Slurm: on whatever system, it fits the Slurm of the machine that it was made on alone.
 if(TARGET stasis_spank AND STASIS_SLURM_FROM)
   stasis_package(slurm_plugin stasis-slurm-plugin "plugin for Slurm, to save jobs and let them go on"
 "Gives sbatch, srun and salloc the options --stasis-images, --stasis-every and
@@ -136,6 +136,9 @@ names /usr/lib/stasis/slurm/stasis.so.")
   string(CONCAT slurm "slurmd (>= ${STASIS_SLURM_FROM}) | slurm-client (>= ${STASIS_SLURM_FROM}), "
                       "slurmd (<< ${STASIS_SLURM_BELOW}~) | slurm-client (<< ${STASIS_SLURM_BELOW}~)")
   set(CPACK_DEBIAN_SLURM_PLUGIN_PACKAGE_DEPENDS "stasis (= ${exactly}), ${slurm}")
+  # EPEL's and SchedMD's packages are called so.
+  set(CPACK_RPM_SLURM_PLUGIN_PACKAGE_REQUIRES
+      "stasis = ${PROJECT_VERSION}-${CPACK_RPM_PACKAGE_RELEASE}, slurm >= ${STASIS_SLURM_FROM}, slurm < ${STASIS_SLURM_BELOW}")
 endif()
 
 # One for each Python: there is no package of it for RPM, whose distributions have other Pythons than this
