@@ -135,6 +135,7 @@ CUresult new_context(Driver& driver, CUdevice device, unsigned flags, bool prima
   context->default_stream.is_default = true;
   context->default_stream.lane = std::make_shared<Lane>(driver.outstanding);
   driver.contexts.insert(context);
+  note_switch(driver.memory.dir(), driver.memory.gpu(slot).uuid);
   out = context;
   return CUDA_SUCCESS;
 }

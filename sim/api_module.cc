@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <ctime>
 #include <memory>
 
 #include "sim/api.h"
@@ -137,6 +138,23 @@ bool legal_shape(const Launch& launch) {
          grid.x <= 2147483647 && grid.y <= 65535 && grid.z <= 65535;
 }
 
+std::int64_t realtime_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+// Driver 580.159.04 cannot switch a GPU away from a kernel of a context that it has restored: it
+// waits for some time, reports Xid 109 and ends the program's work
+// (docs/results/2026-11-23-restored-kernels.md).
+void lose_if_switched(Driver& driver, Context& context, std::int64_t begin) {
+  const std::int64_t end = realtime_ns();
+  const auto limit = static_cast<std::int64_t>(driver.config.switch_ns);
+  if (end - begin < limit) return;
+  const std::int64_t at = last_switch(driver.memory.dir(), driver.gpu(context.device).uuid);
+  if (at > begin && end - at >= limit) context.failure = CUDA_ERROR_LAUNCH_FAILED;
+}
+
 CUresult launch_kernel(CUfunction handle, Launch launch, CUstream stream_handle, void** params,
                        void** extra) {
   return in_context([&](Driver& driver, Context& context) -> CUresult {
@@ -155,9 +173,12 @@ CUresult launch_kernel(CUfunction handle, Launch launch, CUstream stream_handle,
     launch.device = stream->context->device;
     if (!may_use_all(driver, *function->kernel, *arguments, launch.device))
       return CUDA_ERROR_ILLEGAL_ADDRESS;
-    stream->context->submit(*stream, [code = function->code, launch, arguments] {
-      code(launch, arguments->pointers.data());
-    });
+    stream->context->submit(
+        *stream, [&driver, context = stream->context, code = function->code, launch, arguments] {
+          const std::int64_t begin = realtime_ns();
+          code(launch, arguments->pointers.data());
+          if (context->restored) lose_if_switched(driver, *context, begin);
+        });
     return CUDA_SUCCESS;
   });
 }

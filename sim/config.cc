@@ -115,6 +115,21 @@ std::string pci_text(unsigned bus) {
   return text;
 }
 
+bool parse_duration(std::string_view text, std::uint64_t& out_ns) {
+  std::uint64_t unit = 0;
+  if (text.ends_with("ms")) {
+    unit = 1'000'000;
+    text.remove_suffix(2);
+  } else if (text.ends_with("s")) {
+    unit = 1'000'000'000;
+    text.remove_suffix(1);
+  }
+  std::uint64_t number = 0;
+  if (!unit || !parse_number(text, number) || number > 86'400'000) return false;
+  out_ns = number * unit;
+  return true;
+}
+
 bool parse_size(std::string_view text, std::uint64_t& out, std::string& error) {
   std::string_view digits = text;
   unsigned shift = 0;
@@ -218,6 +233,15 @@ bool load(Config& out, std::string& error) {
   if (auto text = env("STASIS_SIM_EXPORTS_RESTORED_BELOW"); !text.empty()) {
     if (!parse_size(text, out.exports_restored_below, error)) {
       error.insert(0, "STASIS_SIM_EXPORTS_RESTORED_BELOW: ");
+      return false;
+    }
+  }
+
+  out.switch_ns = Config().switch_ns;
+  if (auto text = env("STASIS_SIM_LONG_KERNEL"); !text.empty()) {
+    if (!parse_duration(text, out.switch_ns)) {
+      error =
+          "STASIS_SIM_LONG_KERNEL: not a duration like 500ms or 2s: '" + std::string(text) + "'";
       return false;
     }
   }

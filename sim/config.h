@@ -35,6 +35,10 @@ struct Config {
   // Memory of that size and more cannot be exported when a restore has made it anew; bytes.
   std::uint64_t exports_restored_below = std::uint64_t{512} << 20;
 
+  // As long may a kernel of a restored context run when another program makes a context on its GPU;
+  // in ns.
+  std::uint64_t switch_ns = 4'400'000'000;
+
   int cuda_version() const;  // 13000 for driver 580
   bool has_checkpoint() const { return driver_version >= 570; }
   bool has_gpu_pairs() const { return driver_version >= 580; }
@@ -44,6 +48,8 @@ struct Config {
 // All of `text` is a number.
 bool parse_number(std::string_view text, std::uint64_t& out);
 // Each parser fills `out` or explains in `error` and returns false; nothing is guessed.
+// "500ms", "2s"; in ns.
+bool parse_duration(std::string_view text, std::uint64_t& out_ns);
 bool parse_size(std::string_view text, std::uint64_t& out, std::string& error);
 bool parse_gpus(std::string_view text, std::string_view machine, std::vector<GpuSpec>& out,
                 std::string& error);

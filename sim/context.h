@@ -26,6 +26,7 @@ struct Context {
   bool primary = false;
   std::atomic<bool> destroyed{false};
   std::atomic<cuda::CUresult> failure{cuda::CUDA_SUCCESS};  // what all calls answer from then on
+  std::atomic<bool> restored{false};    // by a restore of the process, and not made after it
   std::atomic<std::uint64_t> peers{0};  // devices whose memory it may use, besides its own
   std::array<std::atomic<std::size_t>, 3> limits{1024, 8650752, 8388608};  // by CUlimit
 

@@ -15,21 +15,6 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-bool parse_duration(std::string_view text, std::uint64_t& out_ns) {
-  std::uint64_t unit = 0;
-  if (text.ends_with("ms")) {
-    unit = 1'000'000;
-    text.remove_suffix(2);
-  } else if (text.ends_with("s")) {
-    unit = 1'000'000'000;
-    text.remove_suffix(1);
-  }
-  std::uint64_t number = 0;
-  if (!unit || !parse_number(text, number) || number > 86'400'000) return false;
-  out_ns = number * unit;
-  return true;
-}
-
 bool parse_action(std::string_view word, FaultAction& out) {
   if (word == "lock")
     out = FaultAction::kLock;

@@ -236,6 +236,23 @@ bool sweep(const std::string& dir, const cuda::CUuuid& gpu) {
   return true;
 }
 
+void note_switch(const std::string& dir, const cuda::CUuuid& gpu) {
+  const auto name = dir + "/" + to_text(gpu) + "/switched";
+  const Fd file(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const std::uint64_t by = nonce();
+  (void)!::pwrite(file.get(), &by, sizeof by, 0);
+}
+
+std::int64_t last_switch(const std::string& dir, const cuda::CUuuid& gpu) {
+  const auto name = dir + "/" + to_text(gpu) + "/switched";
+  const Fd file(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat st;
+  std::uint64_t by = 0;
+  if (!file || ::fstat(file.get(), &st) < 0) return 0;
+  if (::pread(file.get(), &by, sizeof by, 0) != sizeof by || by == nonce()) return 0;
+  return st.st_mtim.tv_sec * std::int64_t{1'000'000'000} + st.st_mtim.tv_nsec;
+}
+
 bool read_trailer(int file, ObjectTrailer& out) {
   struct stat st;
   if (::fstat(file, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size <= off_t{kPage}) return false;

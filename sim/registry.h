@@ -126,6 +126,11 @@ class Holding {
   std::vector<std::pair<ObjectId, Fd>> nameless_;
 };
 
+// A GPU that several programs use is switched between them when one makes a context there. Notes
+// that, and tells when another process last did: CLOCK_REALTIME in ns, 0 if none has.
+void note_switch(const std::string& dir, const cuda::CUuuid& gpu);
+std::int64_t last_switch(const std::string& dir, const cuda::CUuuid& gpu);
+
 // What a descriptor handed to us refers to; false if it is no memory of a simulated GPU.
 bool read_trailer(int file, ObjectTrailer& out);
 // The file of another process's object, by its id; needs no help of that process.

@@ -165,6 +165,11 @@ CUresult restore(Driver& driver, const Plan& plan) {
   const auto rc = driver.memory.bring_back(server.request.dir, target, pace);
   if (plan.die) ::kill(::getpid(), SIGKILL);
   if (rc != CUDA_SUCCESS) return rc;
+  for (Context* context : driver.contexts) {
+    context->restored = true;
+    const int slot = driver.devices[Driver::ordinal_index(context->device)].slot;
+    note_switch(driver.memory.dir(), driver.memory.gpu(slot).uuid);
+  }
   hold_device_file();
   set_state(CU_PROCESS_STATE_LOCKED);
   return CUDA_SUCCESS;
