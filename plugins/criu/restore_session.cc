@@ -14,6 +14,7 @@
 #include "checkpoint/gpu_room.h"
 #include "criu/criu_sockets.h"
 #include "criu_api.h"
+#include "direct/held_neighbours.h"
 #include "direct/neighbours.h"
 #include "direct/unrestorable_memory.h"
 #include "driver/gpu_plan.h"
@@ -264,6 +265,8 @@ Result<void> RestoreSession::resume_tree(Pid root) {
       // What this takes is not to be what another operation has found.
       const Interrupt never;
       const auto room = GpuRoom::hold(work->targets, {never, {}, std::chrono::seconds(20)});
+      const auto neighbours = HeldNeighbours::hold_if_possible(
+          {*work->driver, never, quiet, log_warning}, tree.infos(), work->targets, kNeighbourTime);
       STASIS_TRY(tree.restore(work->pairs, quiet));
     }
     for (TreeMember& member : tree.members()) {

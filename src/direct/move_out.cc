@@ -16,9 +16,11 @@
 #include "base/threads.h"
 #include "direct/agent_lookup.h"
 #include "direct/gpu_precopy.h"
+#include "direct/held_neighbours.h"
 #include "direct/hold_back.h"
 #include "direct/left_to_driver.h"
 #include "direct/move_in.h"
+#include "direct/neighbours.h"
 #include "direct/remote_memory.h"
 #include "direct/sharing.h"
 #include "direct/zero_survey.h"
@@ -411,7 +413,8 @@ class MoveOut {
   Result<void> evict_all() {
     // A mover's contexts must be there before any process runs again (ADR 31), or is told that all
     // stand still: one without a gate runs as soon as the driver's lock fails.
-    const bool while_copying = plan_.order == CopyOrder::kBeside && all_behind_gates();
+    const bool while_copying =
+        plan_.order == CopyOrder::kBeside && all_behind_gates() && !plan_.beside_restored;
     Result<void> done;
     if (plan_.mover_when_quiesced && !while_copying && !state_.mover) done = make_mover();
     if (done && options_.on_quiesced) options_.on_quiesced();
@@ -453,9 +456,20 @@ class MoveOut {
 
   Result<void> make_mover() {
     phases_.begin("mover");
+    HeldNeighbours held;
+    if (plan_.beside_restored) {
+      const auto& gpus = state_.mover.gpus();
+      STASIS_TRY_ASSIGN(
+          held, HeldNeighbours::hold(env_, tree_.infos(), std::set(gpus.begin(), gpus.end()),
+                                     neighbour_time()));
+    }
     STASIS_TRY(have_mover());
     keep_on_gpus();
     return {};
+  }
+
+  milliseconds neighbour_time() const {
+    return options_.timeout.count() > 0 ? options_.timeout : kNeighbourTime;
   }
 
   // No process that ran can run as long as the gates are closed.
@@ -634,6 +648,9 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
     plan.way = Way::kNothingElse;
   else if (options.path == MemoryPath::kDriver || !env.mover)
     plan.way = Way::kDriver;
+  plan.beside_restored =
+      plan.way != Way::kDriver && !restored_neighbours(env, tree.infos(), {}).empty();
+  if (plan.beside_restored) plan.mover_when_quiesced = true;
   const bool first =
       options.for_dump || options.again == Retry::kCopyFirst || options.on_quiesced != nullptr;
   plan.order = first ? CopyOrder::kFirst : CopyOrder::kBeside;

@@ -51,6 +51,8 @@ struct MoveOutPlan {
   CopyOrder order = CopyOrder::kBeside;
   // The driver has restored one of them before: a mover's contexts are made when they stand still.
   bool mover_when_quiesced = false;
+  // One of another tree, on the same GPUs: it is held meanwhile (direct/held_neighbours.h).
+  bool beside_restored = false;
 };
 
 // GpuMemory::move_out().

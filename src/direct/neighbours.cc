@@ -58,6 +58,18 @@ Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInf
   return found;
 }
 
+bool is_rank(const proc::ProcessInfo& info) {
+  return has_nccl_peers(proc::ProcFs(), info.pid).value_or(false);
+}
+
+}  // namespace
+
+std::vector<proc::ProcessInfo> restored_neighbours(const Environment& env,
+                                                   const std::vector<proc::ProcessInfo>& ours,
+                                                   const std::set<GpuUuid>& gpus) {
+  return neighbours(env, ours, gpus).held_before;
+}
+
 std::string named(const std::vector<proc::ProcessInfo>& who) {
   std::vector<std::string> names;
   for (const proc::ProcessInfo& one : who)
@@ -65,28 +77,18 @@ std::string named(const std::vector<proc::ProcessInfo>& who) {
   return listed(names, ", ");
 }
 
-bool is_rank(const proc::ProcessInfo& info) {
-  return has_nccl_peers(proc::ProcFs(), info.pid).value_or(false);
-}
-
-void tell_of_held(const Environment& env, const std::vector<proc::ProcessInfo>& who) {
+void tell_of_restored(const Environment& env, const std::vector<proc::ProcessInfo>& who) {
   if (who.empty()) return;
   env.tell(fmt::format(
-      "on the same GPU runs a program that was suspended or restored before: process {}; "
-      "if it runs a kernel of over 4 s now, the driver may end it (Xid 109); suspend it first",
+      "on the same GPU runs a program that was suspended or restored before, and that this tool "
+      "cannot hold meanwhile: process {}; if it runs a kernel of over 4 s now, the driver may end "
+      "it (Xid 109); suspend it first",
       named(who)));
-}
-
-}  // namespace
-
-void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours) {
-  tell_of_held(env, neighbours(env, ours, {}).held_before);
 }
 
 void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                 std::set<GpuUuid> gpus) {
   const Neighbours found = neighbours(env, ours, std::move(gpus));
-  tell_of_held(env, found.held_before);
   if (found.others.empty()) return;
   env.tell(fmt::format(
       "it comes back to a GPU that another program uses: process {}; if it runs a kernel of over "

@@ -6,6 +6,7 @@
 
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/journal.h"
@@ -15,14 +16,18 @@
 
 namespace stasis {
 
-// Before `ours` are suspended: tells which of them were restored before, as their agents' pages
-// say, and what to do. Programs without an agent are not known. Looked at are the GPUs that `ours`
-// use.
-void tell_of_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours);
+// Those that were restored before, as their agents' pages say, and run on `gpus` or on the GPUs
+// that `ours` use. Programs without an agent are not known.
+std::vector<proc::ProcessInfo> restored_neighbours(const Environment& env,
+                                                   const std::vector<proc::ProcessInfo>& ours,
+                                                   const std::set<GpuUuid>& gpus);
+// Tells which of them are not held meanwhile, and what to do.
+void tell_of_restored(const Environment& env, const std::vector<proc::ProcessInfo>& who);
+// "17 (python3), 18 (python3)"
+std::string named(const std::vector<proc::ProcessInfo>& who);
 
-// Before `ours` come back, also to `gpus`, and before a mover's context is made for that: tells of
-// those, and of all others that run there, since the GPU cannot be switched away from `ours` from
-// then on.
+// Before `ours` come back, also to `gpus`: tells of all others that run there, since the GPU cannot
+// be switched away from `ours` from then on.
 void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                 std::set<GpuUuid> gpus);
 // kBusy where `ours` are ranks of NCCL, known by their sockets, and ranks of another job that were

@@ -11,7 +11,6 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_client.h"
 #include "direct/left_to_driver.h"
-#include "direct/neighbours.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
 #include "operations/rollback.h"
@@ -147,7 +146,6 @@ Result<void> refuse_obstacles(const Environment& env, OpenedTree& opened, bool i
   }
   // By a killed operation one has.
   if (!clear) return fail(roll_back(env, opened, std::move(clear.error())));
-  tell_of_neighbours(env, opened.tree.infos());
   opened.tree.on_members_changed = [&env, ignore, checked, update = opened.tree.on_members_changed](
                                        const std::vector<TreeMember>& members) -> Result<void> {
     auto fine = refuse_driver_obstacles(env, members, ignore, *checked);

@@ -14,6 +14,7 @@
 #include "base/scope_guard.h"
 #include "checkpoint/gpu_room.h"
 #include "checkpoint/group_part.h"
+#include "direct/held_neighbours.h"
 #include "direct/neighbours.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
@@ -308,7 +309,9 @@ class RestoreRun {
     });
     if (options_.leave_suspended) return;
     driver_ready_ = in_background([this] { env_.driver.prepare_restore(); });
-    if (!manifest().content) return;
+    // Without one that has to be held while the mover's context is made.
+    const auto gpus = targets_of(plan_.needed, plan_.pairs);
+    if (!manifest().content || !restored_neighbours(env_, {}, gpus).empty()) return;
     const PrefetchRoom room{plan_.room, plan_.pairs,
                             in_our_cgroup() ? least_memory(manifest(), content_bytes()) : 0};
     direct_.prefetch(env_, running_pids(manifest()), room);
@@ -434,15 +437,19 @@ class RestoreRun {
     STASIS_TRY(env_.interrupt.check());
     if (!options_.leave_suspended) STASIS_TRY(refuse_ranks());
     phases_.begin("restore");
-    if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
-    direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
+    const auto gpus = targets_of(plan_.needed, plan_.pairs);
     // If the room has been taken since it was looked at, the image is there still. What this takes
     // is not to be what another operation has found.
     auto room = GpuRoom::hold(
-        targets_of(plan_.needed, plan_.pairs),
-        {env_.interrupt, [this](auto text) { env_.tell(text); }, std::chrono::minutes(2)});
+        gpus, {env_.interrupt, [this](auto text) { env_.tell(text); }, std::chrono::minutes(2)});
     STASIS_TRY(env_.interrupt.check());
-    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] { direct_.settle(); }));
+    STASIS_TRY_ASSIGN(auto neighbours, HeldNeighbours::hold(env_, {}, gpus, kNeighbourTime));
+    if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
+    direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
+    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] {
+      direct_.settle();
+      neighbours.release();
+    }));
     if (!options_.leave_suspended)
       STASIS_TRY(bring_content_back(room ? std::move(*room) : GpuRoom()));
     return fault(FaultPoint::kRestoreBack);

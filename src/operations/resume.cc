@@ -7,6 +7,7 @@
 #include "checkpoint/gpu_room.h"
 #include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
+#include "direct/held_neighbours.h"
 #include "direct/neighbours.h"
 #include "driver/gpu_plan.h"
 #include "operations/leftovers.h"
@@ -195,6 +196,9 @@ class ResumeRun {
     // What an image lies on may take its time.
     STASIS_TRY_ASSIGN(room_, GpuRoom::find(env_.driver, plan_.needed, plan_.pairs,
                                            {env_.interrupt, [&](auto text) { env_.tell(text); }}));
+    STASIS_TRY_ASSIGN(neighbours_,
+                      HeldNeighbours::hold(env_, tree().infos(),
+                                           targets_of(plan_.needed, plan_.pairs), kNeighbourTime));
     opened_->direct.prefetch(env_, cuda_processes(tree()), plan_.pairs);
     STASIS_TRY(fault(FaultPoint::kResumePlanned));
     return env_.interrupt.check();
@@ -226,6 +230,7 @@ class ResumeRun {
       if (member.initial) member.initial = CudaState::kRunning;
     }
     opened_->direct.settle();
+    neighbours_.release();
     return {};
   }
 
@@ -286,7 +291,8 @@ class ResumeRun {
   std::optional<OpenedTree> opened_;
   bool ran_ = false;  // before
   ResumePlan plan_;
-  GpuRoom room_;  // until the driver and the agents have taken it
+  HeldNeighbours neighbours_;  // until all contexts are made
+  GpuRoom room_;               // until the driver and the agents have taken it
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
 #include "direct/driver_room.h"
+#include "direct/held_neighbours.h"
 #include "driver/gpu_plan.h"
 
 namespace stasis {
@@ -28,7 +29,12 @@ Result<void> restore_state(const Environment& env, Process& process) {
   const auto room = direct::find_driver_room(
       env.driver, std::span(&pid, 1), memory ? memory->uses : std::vector<GpuUse>(), pairs,
       {env.interrupt, [&env](auto text) { env.tell(text); }, std::chrono::minutes(2)});
-  if (room) return process.restore(pairs);
+  if (room) {
+    const auto neighbours = HeldNeighbours::hold_if_possible(
+        env, {process.info()}, targets_of(memory ? memory->uses : std::vector<GpuUse>(), pairs),
+        kNeighbourTime);
+    return process.restore(pairs);
+  }
   Error why = room.error();
   if (why.code == ErrorCode::kOutOfGpuMemory)
     why.remedy = fmt::format(
@@ -65,7 +71,13 @@ Result<void> roll_back_tree(const Environment& env, ProcessTree& tree) {
     if (auto fits = gpus ? check_gpu_memory(needed, {}, *gpus) : Result<void>(); !fits)
       room = fail(std::move(fits.error()));
   }
-  if (room || room.error().code != ErrorCode::kOutOfGpuMemory) return tree.roll_back();
+  if (room || room.error().code != ErrorCode::kOutOfGpuMemory) {
+    const auto neighbours = processes.empty()
+                                ? HeldNeighbours()
+                                : HeldNeighbours::hold_if_possible(
+                                      env, tree.infos(), targets_of(needed, {}), kNeighbourTime);
+    return tree.roll_back();
+  }
   tree.dismiss();
   remember_suspended(tree);
   return fail(

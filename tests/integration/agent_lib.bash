@@ -38,3 +38,24 @@ beside="prepare close evict lock checkpoint copy-out"
 later="prepare close mover copy-out evict lock checkpoint"
 # The agent's own descriptors of memory.
 pieces_kept() { find "/proc/$TARGET/fd" -lname "$STASIS_SIM_DIR/*/mem-*" | wc -l; }
+
+# hold_page [NAME]: another process is the agent's peer, by its name a tool if not told otherwise; sets HOLDER.
+hold_page() {
+  rm -f "$BATS_TEST_TMPDIR/holder" # it says "locked" of the one before
+  python3 -IS -c 'import fcntl, os, sys, time
+open("/proc/self/comm", "w").write(sys.argv[2])
+for fd in os.listdir(f"/proc/{sys.argv[1]}/fd"):
+    path = f"/proc/{sys.argv[1]}/fd/{fd}"
+    if "memfd:stasis-agent" in os.readlink(path):
+        page = os.open(path, os.O_RDWR)
+        fcntl.flock(page, fcntl.LOCK_EX)
+        print("locked", flush=True)
+        time.sleep(600)' "$TARGET" "${1-stasis}" >"$BATS_TEST_TMPDIR/holder" 3>&- &
+  HOLDER=$!
+  at_end_kill "$HOLDER"
+  wait_until 60 grep -q locked "$BATS_TEST_TMPDIR/holder"
+}
+let_page_go() {
+  kill -KILL "$HOLDER"
+  wait "$HOLDER" 2>/dev/null || true
+}

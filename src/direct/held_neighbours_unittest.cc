@@ -1,0 +1,131 @@
+#include "direct/held_neighbours.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "abi/cuda_abi.h"
+#include "direct/fake_agent.h"
+#include "driver/fake_driver.h"
+
+namespace stasis {
+namespace {
+
+using direct::AgentCommand;
+using direct::ControlPage;
+using direct::FakeAgent;
+using direct::kAgentSeals;
+using std::chrono::milliseconds;
+
+// How often each gate was closed and opened, in memory that the agents share.
+struct Gates {
+  std::atomic<int> closed{0};
+  std::atomic<int> opened{0};
+};
+
+class HeldNeighboursTest : public ::testing::Test {
+ public:
+  HeldNeighboursTest() {
+    void* at =
+        ::mmap(nullptr, sizeof(Gates), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(at, MAP_FAILED);
+    gates_ = new (at) Gates;
+  }
+  ~HeldNeighboursTest() override { ::munmap(gates_, sizeof(Gates)); }
+
+ protected:
+  std::unique_ptr<FakeAgent> agent(cuda::CUresult answer = cuda::CUDA_SUCCESS) const {
+    return std::make_unique<FakeAgent>(kAgentSeals, [gates = gates_, answer](ControlPage& page) {
+      page.cu_result = 0;
+      if (page.command == AgentCommand::kOpen) gates->opened++;
+      if (page.command != AgentCommand::kClose) return;
+      page.cu_result = answer;
+      if (answer == cuda::CUDA_SUCCESS) gates->closed++;
+    });
+  }
+  static std::vector<proc::ProcessInfo> infos(std::initializer_list<const FakeAgent*> agents) {
+    std::vector<proc::ProcessInfo> out;
+    for (const FakeAgent* one : agents)
+      out.push_back(*proc::ProcFs().process(one->pid()));
+    return out;
+  }
+
+  FakeDriver driver_;
+  Interrupt interrupt_;
+  NoProgress progress_;
+  std::string said_;
+  Environment env_{driver_, interrupt_, progress_, [this](auto text) { said_ += text + "\n"; }};
+  Gates* gates_ = nullptr;
+};
+
+TEST_F(HeldNeighboursTest, TheirGatesAreClosedUntilItEnds) {
+  const auto first = agent();
+  const auto second = agent();
+  {
+    const auto held =
+        HeldNeighbours::hold(env_, infos({first.get(), second.get()}), milliseconds(5000));
+    ASSERT_TRUE(held.has_value());
+    EXPECT_FALSE(held->empty());
+    EXPECT_EQ(gates_->closed - gates_->opened, 2);
+  }
+  EXPECT_EQ(gates_->closed, gates_->opened);
+  EXPECT_EQ(said_, "");
+}
+
+TEST_F(HeldNeighboursTest, AllRunWhereTheWorkOfOneDoesNotEnd) {
+  const auto first = agent();
+  const auto second = agent(cuda::CUDA_ERROR_NOT_READY);
+  const auto held =
+      HeldNeighbours::hold(env_, infos({first.get(), second.get()}), milliseconds(50));
+  ASSERT_FALSE(held.has_value());
+  EXPECT_EQ(held.error().code, ErrorCode::kBusy);
+  EXPECT_NE(held.error().message.find("its work there has not ended"), std::string::npos);
+  EXPECT_EQ(gates_->closed, gates_->opened);
+}
+
+TEST_F(HeldNeighboursTest, WhereTheContextIsMadeInAnyCaseItIsTold) {
+  const auto held = HeldNeighbours::hold_if_possible(env_, {}, {}, milliseconds(50));
+  EXPECT_TRUE(held.empty());
+  EXPECT_EQ(said_, "");
+}
+
+TEST_F(HeldNeighboursTest, OneThatAnotherToolHasIsTold) {
+  const auto first = agent();
+  const auto second = agent();
+  const auto peer = second->find();
+  ASSERT_TRUE(peer.has_value());
+  const auto held =
+      HeldNeighbours::hold(env_, infos({first.get(), second.get()}), milliseconds(5000));
+  ASSERT_TRUE(held.has_value());
+  EXPECT_EQ(gates_->closed - gates_->opened, 1);
+  EXPECT_NE(said_.find("cannot hold meanwhile: process " + std::to_string(second->pid().value)),
+            std::string::npos)
+      << said_;
+}
+
+TEST_F(HeldNeighboursTest, AnotherProcessThatHasTheNumberIsNotHeld) {
+  const auto first = agent();
+  auto before = infos({first.get()});
+  before.front().start_ticks += 1;
+  const auto held = HeldNeighbours::hold(env_, before, milliseconds(5000));
+  ASSERT_TRUE(held.has_value());
+  EXPECT_TRUE(held->empty());
+  EXPECT_EQ(gates_->closed, 0);
+}
+
+TEST_F(HeldNeighboursTest, AStopIsObeyed) {
+  const auto first = agent(cuda::CUDA_ERROR_NOT_READY);
+  interrupt_.request(SIGINT);
+  const auto held = HeldNeighbours::hold(env_, infos({first.get()}), milliseconds(50));
+  ASSERT_FALSE(held.has_value());
+  EXPECT_EQ(held.error().code, ErrorCode::kInterrupted);
+}
+
+}  // namespace
+}  // namespace stasis
