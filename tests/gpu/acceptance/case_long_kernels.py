@@ -121,3 +121,35 @@ def long_kernels(machine):
     figures["note"] = (f"3 suspends, a tool killed, {rounds} rounds verified; "
                        f"resume {max(figures['resume_seconds']):.2f} s at most")
     return figures
+
+
+@case("direct.long_kernels.beside", needs=NEEDS + ("root", "criu"))
+def held_meanwhile(machine):
+    """One with kernels of six seconds, restored before, lives through all that is done to another on its GPU."""
+    own = ["--size", "64M", "--status", "{status}"]
+    other = run_under_agent(machine, [machine.program("stasis-workload"), "memory", *own], "other")
+    other.wait_rounds(2)
+    held = run_under_agent(machine, [machine.program("stasis-workload"), "spin", "--busy-ms", 6000, *own], "held")
+    held.wait_rounds(1)
+    figures = {}
+    for path in ("direct", "driver"):
+        suspend(machine, held, figures, path, options=("--path", path, "--timeout", "30000"))
+        resume(machine, held, figures)
+        held.wait_rounds(1, timeout=60)
+    images = os.path.join(machine.work, "image")
+    verbs = {"suspend": ("suspend", other.pid, "--timeout", "30000"), "resume": ("resume", other.pid),
+             "dump": ("dump", other.pid, "--images-dir", images, "--timeout", "30000"),
+             "restore": ("restore", "--images-dir", images, "--detach")}
+    seconds = {}
+    for verb, words in verbs.items():
+        done = machine.stasis(*words).must_succeed()
+        expect("cannot hold" not in done.err, done.err)
+        seconds[verb] = round(done.seconds, 2)
+        if verb == "dump":
+            other.forget_exit()
+        held.wait_rounds(2, timeout=60)
+        expect(not held.ended(), f"it is lost after {verb}: {held.output()[-500:]}")
+    other.wait_rounds(2)
+    other.finish()
+    rounds = held.finish()
+    return {"seconds": seconds, "note": f"{rounds} kernels; the other's verbs, which wait for one: {seconds}"}
