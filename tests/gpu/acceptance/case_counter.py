@@ -11,11 +11,12 @@ GPU_MEMORY = "1G"
 
 
 class Counter:
-    def __init__(self, machine):
+    def __init__(self, machine, before=()):
+        """`before`: words before the program's."""
         self.machine = machine
         self.before = machine.gpu_memory()
         self.program = machine.program("stasis-counter")
-        argv = [self.program, "--port", "0", "--gpu-memory",
+        argv = [*before, self.program, "--port", "0", "--gpu-memory",
                 "256M" if machine.simulated else GPU_MEMORY]
         self.target = Target(machine, argv, "counter")
         self.target.wait_for(lambda: "listening on" in self.target.output(), "port")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+from .case_counter import Counter
 from .case_direct import resume, run_under_agent, suspend
 from .core import case, expect, expect_equal
 
@@ -105,7 +106,7 @@ def long_kernels(machine):
     figures = {}
     for _ in range(3):
         report = suspend(machine, target, figures, "direct", options=("--timeout", "30000"))
-        expect_equal(report["direct_bytes"], 512 << 20, "bytes past the driver")
+        expect(report["direct_bytes"] >= 512 << 20, f"bytes past the driver: {report['direct_bytes']}")
         resume(machine, target, figures, "direct")
         time.sleep(0.5)
     # The tool is killed while it waits for the gate, with its mover.
@@ -125,11 +126,13 @@ def long_kernels(machine):
 
 @case("direct.long_kernels.beside", needs=NEEDS + ("root", "criu"))
 def held_meanwhile(machine):
-    """One with kernels of six seconds, restored before, lives through all that is done to another on its GPU."""
-    own = ["--size", "64M", "--status", "{status}"]
-    other = run_under_agent(machine, [machine.program("stasis-workload"), "memory", *own], "other")
-    other.wait_rounds(2)
-    held = run_under_agent(machine, [machine.program("stasis-workload"), "spin", "--busy-ms", 6000, *own], "held")
+    """One with kernels of six seconds, restored before, lives through all that is done to another on its GPU.
+
+    The other one launches nothing by itself: kernels of two programs at once are what the GPU switches for.
+    """
+    other = Counter(machine, (machine.program("stasis"), "run", "--"))
+    held = run_under_agent(machine, [machine.program("stasis-workload"), "spin", "--busy-ms", 6000, "--size", "64M",
+                                     "--status", "{status}"], "held")
     held.wait_rounds(1)
     figures = {}
     for path in ("direct", "driver"):
@@ -137,8 +140,9 @@ def held_meanwhile(machine):
         resume(machine, held, figures)
         held.wait_rounds(1, timeout=60)
     images = os.path.join(machine.work, "image")
-    verbs = {"suspend": ("suspend", other.pid, "--timeout", "30000"), "resume": ("resume", other.pid),
-             "dump": ("dump", other.pid, "--images-dir", images, "--timeout", "30000"),
+    pid = other.target.pid
+    verbs = {"suspend": ("suspend", pid, "--timeout", "30000"), "resume": ("resume", pid),
+             "dump": ("dump", pid, "--images-dir", images, "--timeout", "30000"),
              "restore": ("restore", "--images-dir", images, "--detach")}
     seconds = {}
     for verb, words in verbs.items():
@@ -146,10 +150,10 @@ def held_meanwhile(machine):
         expect("cannot hold" not in done.err, done.err)
         seconds[verb] = round(done.seconds, 2)
         if verb == "dump":
-            other.forget_exit()
+            other.target.wait_ended()
+            other.target.forget_exit()
         held.wait_rounds(2, timeout=60)
         expect(not held.ended(), f"it is lost after {verb}: {held.output()[-500:]}")
-    other.wait_rounds(2)
-    other.finish()
     rounds = held.finish()
+    expect_equal(other.ask(), "101", "the other's first answer")
     return {"seconds": seconds, "note": f"{rounds} kernels; the other's verbs, which wait for one: {seconds}"}
