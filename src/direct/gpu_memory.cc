@@ -16,6 +16,7 @@ Result<void> GpuMemory::finish_out(Phases& phases) {
   if (!state_->mover.copies_beside()) return {};
   phases.begin("copy out");
   state_->mover.wait_for_copy();
+  release_neighbours();
   Result<void> done = *state_->mover.copied();
   if (state_->mover.found_few_zeros()) state_->agents.note_few_zeros(true);
   if (done) done = fault(FaultPoint::kDirectCopied);
@@ -24,8 +25,17 @@ Result<void> GpuMemory::finish_out(Phases& phases) {
   return done;
 }
 
+Result<void> GpuMemory::hold_neighbours(const Environment& env,
+                                        const std::vector<proc::ProcessInfo>& ours,
+                                        const std::set<GpuUuid>& gpus) {
+  STASIS_TRY_ASSIGN(auto held, HeldNeighbours::hold(env, ours, gpus, kNeighbourTime));
+  state_->neighbours = std::move(held);
+  return {};
+}
+
 void GpuMemory::wait_for_copy(Error& why) {
   state_->mover.wait_for_copy();
+  release_neighbours();  // a roll-back holds them itself
   const auto& copied = state_->mover.copied();
   if (!copied || why.retry != Retry::kNone) return;
   if (!*copied)

@@ -6,6 +6,7 @@
 
 #include "direct/agent_set.h"
 #include "direct/content_sources.h"
+#include "direct/held_neighbours.h"
 #include "direct/mover_lease.h"
 #include "direct/prefetch.h"
 #include "direct/stillness.h"
@@ -19,7 +20,9 @@ struct MemoryState {
   MoverLease mover;
   Prefetch prefetch{mover, content};
   DriverThreads driver_threads;
-  std::set<Pid> known;        // members of which the user was told, or need not be
+  std::set<Pid> known;  // members of which the user was told, or need not be
+  // While the mover, or the driver for a process that comes back, works on their GPUs.
+  std::optional<HeldNeighbours> neighbours;
   std::optional<Error> gone;  // of a process that had gone when it was to be brought back
 };
 

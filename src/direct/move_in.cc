@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/scope_guard.h"
 #include "direct/remote_memory.h"
 #include "direct/sharing.h"
 
@@ -102,6 +103,17 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
   return bytes;
 }
 
+// All that is made on the GPUs from here on is made in any case.
+HeldNeighbours hold_neighbours(MemoryState& state, const Environment& env,
+                               const std::vector<const Process*>& processes) {
+  if (state.mover.gpus().empty()) state.mover.use_gpus_of(processes, {});
+  std::vector<proc::ProcessInfo> ours;
+  for (const Process* process : processes)
+    ours.push_back(process->info());
+  const auto& gpus = state.mover.gpus();
+  return HeldNeighbours::hold_if_possible(env, ours, {gpus.begin(), gpus.end()}, kNeighbourTime);
+}
+
 // What processes share is theirs again, before any of them runs.
 Result<void> attach_all(MemoryState& state) {
   auto done = attach_all(state.agents, state.lenders, state.driver_threads);
@@ -159,6 +171,8 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   auto in_images = bytes_in_images(state);
   if (!in_images) return leave(std::move(in_images.error()));
   const std::uint64_t moved = agents.bytes();
+  if (!state.neighbours) state.neighbours = hold_neighbours(state, env, processes);
+  const ScopeGuard neighbours_go_on([&] { state.neighbours.reset(); });
   phases.begin("repopulate");
   if (auto allowed = fault(FaultPoint::kDirectRepopulate); !allowed)
     return leave(std::move(allowed.error()));

@@ -203,6 +203,7 @@ class MoveOut {
   // Brings all back to how it was, so that the driver moves the memory. An error: the driver path
   // is closed as well, or was not asked for.
   Result<void> give_up(Error why) {
+    state_.neighbours.reset();
     const bool only_agents = plan_.only_agents() || shares_memory();
     // The driver now needs the memory that was kept for the next closing of the gate.
     for (AgentClient& agent : agents_)
@@ -439,6 +440,7 @@ class MoveOut {
     }
     if (done && plan_.mover_when_quiesced && while_copying && !state_.mover) done = make_mover();
     if (done) done = copy_out();
+    state_.neighbours.reset();
     if (done) done = env_.interrupt.check();
     if (done) {
       phases_.begin("evict");
@@ -456,12 +458,11 @@ class MoveOut {
 
   Result<void> make_mover() {
     phases_.begin("mover");
-    HeldNeighbours held;
     if (plan_.beside_restored) {
       const auto& gpus = state_.mover.gpus();
       STASIS_TRY_ASSIGN(
-          held, HeldNeighbours::hold(env_, tree_.infos(), std::set(gpus.begin(), gpus.end()),
-                                     neighbour_time()));
+          state_.neighbours,
+          HeldNeighbours::hold(env_, tree_.infos(), {gpus.begin(), gpus.end()}, neighbour_time()));
     }
     STASIS_TRY(have_mover());
     keep_on_gpus();

@@ -14,7 +14,6 @@
 #include "base/scope_guard.h"
 #include "checkpoint/gpu_room.h"
 #include "checkpoint/group_part.h"
-#include "direct/held_neighbours.h"
 #include "direct/neighbours.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
@@ -443,13 +442,10 @@ class RestoreRun {
     auto room = GpuRoom::hold(
         gpus, {env_.interrupt, [this](auto text) { env_.tell(text); }, std::chrono::minutes(2)});
     STASIS_TRY(env_.interrupt.check());
-    STASIS_TRY_ASSIGN(auto neighbours, HeldNeighbours::hold(env_, {}, gpus, kNeighbourTime));
+    STASIS_TRY(direct_.hold_neighbours(env_, {}, gpus));
     if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
     direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
-    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] {
-      direct_.settle();
-      neighbours.release();
-    }));
+    STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] { direct_.settle(); }));
     if (!options_.leave_suspended)
       STASIS_TRY(bring_content_back(room ? std::move(*room) : GpuRoom()));
     return fault(FaultPoint::kRestoreBack);

@@ -7,7 +7,6 @@
 #include "checkpoint/gpu_room.h"
 #include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
-#include "direct/held_neighbours.h"
 #include "direct/neighbours.h"
 #include "driver/gpu_plan.h"
 #include "operations/leftovers.h"
@@ -196,9 +195,8 @@ class ResumeRun {
     // What an image lies on may take its time.
     STASIS_TRY_ASSIGN(room_, GpuRoom::find(env_.driver, plan_.needed, plan_.pairs,
                                            {env_.interrupt, [&](auto text) { env_.tell(text); }}));
-    STASIS_TRY_ASSIGN(neighbours_,
-                      HeldNeighbours::hold(env_, tree().infos(),
-                                           targets_of(plan_.needed, plan_.pairs), kNeighbourTime));
+    STASIS_TRY(opened_->direct.hold_neighbours(env_, tree().infos(),
+                                               targets_of(plan_.needed, plan_.pairs)));
     opened_->direct.prefetch(env_, cuda_processes(tree()), plan_.pairs);
     STASIS_TRY(fault(FaultPoint::kResumePlanned));
     return env_.interrupt.check();
@@ -230,7 +228,6 @@ class ResumeRun {
       if (member.initial) member.initial = CudaState::kRunning;
     }
     opened_->direct.settle();
-    neighbours_.release();
     return {};
   }
 
@@ -291,8 +288,7 @@ class ResumeRun {
   std::optional<OpenedTree> opened_;
   bool ran_ = false;  // before
   ResumePlan plan_;
-  HeldNeighbours neighbours_;  // until all contexts are made
-  GpuRoom room_;               // until the driver and the agents have taken it
+  GpuRoom room_;  // until the driver and the agents have taken it
 };
 
 }  // namespace

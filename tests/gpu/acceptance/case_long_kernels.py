@@ -126,12 +126,12 @@ def long_kernels(machine):
 
 @case("direct.long_kernels.beside", needs=NEEDS + ("root", "criu"))
 def held_meanwhile(machine):
-    """One with kernels of six seconds, restored before, lives through all that is done to another on its GPU.
+    """One with kernels of five seconds, restored before, lives through all that is done to another on its GPU.
 
     The other one launches nothing by itself: kernels of two programs at once are what the GPU switches for.
     """
     other = Counter(machine, (machine.program("stasis"), "run", "--"))
-    held = run_under_agent(machine, [machine.program("stasis-workload"), "spin", "--busy-ms", 6000, "--size", "64M",
+    held = run_under_agent(machine, [machine.program("stasis-workload"), "spin", "--busy-ms", 5000, "--size", "64M",
                                      "--status", "{status}"], "held")
     held.wait_rounds(1)
     figures = {}
@@ -141,7 +141,8 @@ def held_meanwhile(machine):
         held.wait_rounds(1, timeout=60)
     images = os.path.join(machine.work, "image")
     pid = other.target.pid
-    verbs = {"suspend": ("suspend", pid, "--timeout", "30000"), "resume": ("resume", pid),
+    verbs = {"suspend by the driver": ("suspend", pid, "--path", "driver"), "resume by it": ("resume", pid),
+             "suspend": ("suspend", pid, "--timeout", "30000"), "resume": ("resume", pid),
              "dump": ("dump", pid, "--images-dir", images, "--timeout", "30000"),
              "restore": ("restore", "--images-dir", images, "--detach")}
     seconds = {}
