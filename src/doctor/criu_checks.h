@@ -3,6 +3,7 @@
 // Each adds what it sees to Signs. They read /proc, each on one thread, and several at a time.
 #pragma once
 
+#include <cstdint>
 #include <istream>
 #include <map>
 #include <mutex>
@@ -68,6 +69,9 @@ void probe_seccomp(Facts& facts, const Processes& processes, const CriuOptions& 
 void probe_shared_processes(const Processes& processes, Signs& out);
 // How they are scheduled, and what they do not share with their process.
 void probe_threads(Facts& facts, const Processes& processes, Signs& out);
+// Children that another thread than the first of a process has made, and those that have ended, are
+// not waited for, and have left a core. `all_processes`: zombies too.
+void probe_children(Facts& facts, const Processes& all_processes, Signs& out);
 // What parents are told the end of the processes below the root by.
 void probe_exit_signals(const Processes& all_processes, Signs& out);
 // `all_processes`: zombies too.
@@ -81,7 +85,8 @@ void probe_code(Facts& facts, const Processes& processes, Signs& out);
 struct GuardedMemory {
   std::string sealed;
   std::string keyed;
-  std::string provided;  // by a userfaultfd
+  std::string provided;         // by a userfaultfd
+  std::uint64_t droppable = 0;  // bytes that the kernel may drop (MAP_DROPPABLE), of all mappings
 };
 GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(Facts& facts, const Processes& processes, Signs& out);

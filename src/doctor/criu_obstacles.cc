@@ -431,6 +431,7 @@ class Search {
           doctor::probe_seccomp(facts_, processes_, options_, signs_);
           doctor::probe_threads(facts_, processes_, signs_);
           doctor::probe_exit_signals(all_processes_, signs_);
+          doctor::probe_children(facts_, all_processes_, signs_);
           doctor::probe_zombies(facts_, all_processes_, processes_.front().pid, signs_);
         },
         [&] {

@@ -1,11 +1,15 @@
 // Memory that a program has sealed against any change of its mapping (mseal), given a protection
-// key (pkey_mprotect), or provides the pages of (userfaultfd), which CRIU 4.2.1 restores without.
+// key (pkey_mprotect), provides the pages of (userfaultfd), or lets the kernel drop
+// (MAP_DROPPABLE), which CRIU 4.2.1 restores without.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,6 +17,7 @@
 
 #include "base/call_within.h"
 #include "base/fd.h"
+#include "base/units.h"
 #include "doctor/criu_checks.h"
 #include "proc/process_file.h"
 
@@ -42,7 +47,24 @@ constexpr Kind kSealedFile{
     "a descriptor that could write, which CRIU seals before it maps it, and so cannot restore",
     "let the program map it by a descriptor opened read-only, or private"};
 
+constexpr Kind kDroppable{"droppable-memory", Severity::kYellow,
+                          "has memory that the kernel may drop (MAP_DROPPABLE): it comes back as "
+                          "zeros, and is dropped no "
+                          "more",
+                          "nothing, if the program expects zeros there at any time, as it has to"};
+// The C library (glibc 2.41 and newer) has 256 bytes of it for each thread that wants random
+// numbers, and expects zeros there.
+constexpr std::uint64_t kDroppableOfLibrary = 1U << 20;
+
 constexpr long kMseal = 462;  // SYS_mseal, newer than Debian 12's headers
+
+// "Size:      4 kB"
+std::uint64_t kibibytes_of(std::string_view line) {
+  const std::size_t digit = std::min(line.find_first_of("0123456789"), line.size());
+  std::uint64_t number = 0;
+  (void)std::from_chars(line.data() + digit, line.data() + line.size(), number);
+  return number;
+}
 
 bool kernel_has_keys() {
   const int key = ::pkey_alloc(0, 0);
@@ -89,15 +111,18 @@ void probe_sealed_files(Pid pid, const std::vector<proc::Mapping>& mappings, Sig
 GuardedMemory guarded_memory(std::istream& smaps) {
   GuardedMemory out;
   std::string mapping;
+  std::uint64_t size = 0;
   for (std::string line; std::getline(smaps, line);) {
     // Those of a mapping begin with a capital letter, and its own with a number in hexadecimal.
     if (!line.empty() && (line.front() < 'A' || line.front() > 'Z')) {
       mapping = line.substr(0, line.find(' '));
     }
+    if (line.starts_with("Size:")) size = kibibytes_of(line) << 10;
     if (line.starts_with("VmFlags:")) {
       const auto has = [&](const char* flag) { return line.find(flag) != std::string::npos; };
       if (out.sealed.empty() && has(" sl")) out.sealed = mapping;
       if (out.provided.empty() && (has(" um") || has(" uw") || has(" ui"))) out.provided = mapping;
+      if (has(" dp")) out.droppable += size;
     }
     constexpr std::string_view kKey = "ProtectionKey:";
     if (out.keyed.empty() && line.starts_with(kKey) &&
@@ -118,6 +143,8 @@ void probe_seals(Facts& facts, const Processes& processes, Signs& out) {
     if (!guarded.sealed.empty()) out.add(info.pid, kSealed, guarded.sealed);
     if (!guarded.keyed.empty()) out.add(info.pid, kKeyed, guarded.keyed);
     if (!guarded.provided.empty()) out.add(info.pid, kProvided, guarded.provided);
+    if (guarded.droppable >= kDroppableOfLibrary)
+      out.add(info.pid, kDroppable, format_bytes(guarded.droppable));
   }
 }
 

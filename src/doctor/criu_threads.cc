@@ -1,18 +1,25 @@
 // Threads: filters of their system calls, those that outlive the first of their process, how they
 // are scheduled, and what they have that their process has not.
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/kcmp.h>
 #include <sched.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "base/fd.h"
 #include "doctor/criu_checks.h"
 #include "proc/address_space.h"
 #include "proc/thread_state.h"
@@ -67,6 +74,20 @@ constexpr Kind kExitSignal{"exit-signal", Severity::kYellow,
                            "start it with SIGCHLD as its signal, or have its parent wait with "
                            "__WALL and take SIGCHLD as well"};
 
+// CRIU makes all of them by the first one.
+constexpr Kind kThreadsChild{
+    "thread-child", Severity::kYellow,
+    "has children that another of its threads than the first has made; a restored process's first "
+    "thread has made them all: another waits for none by __WNOTHREAD, and a signal at the parent's "
+    "end (PR_SET_PDEATHSIG) comes at the end of the first thread",
+    "let the first thread make the children, or do without __WNOTHREAD and PR_SET_PDEATHSIG"};
+
+// CRIU ends it once more by the same signal, which leaves no core then.
+constexpr Kind kCore{"child-core", Severity::kYellow,
+                     "has children that have ended with a core and that it has not waited for; "
+                     "after a restore wait() says that the signal has ended them without one",
+                     "wait for them before the dump"};
+
 constexpr int kFiltered = 2;  // SECCOMP_MODE_FILTER
 
 bool is_filtered(Facts& facts, Pid pid) {
@@ -102,6 +123,13 @@ std::string scheduler_of(Tid thread) {
 // Do both have the same? Also where the kernel does not tell.
 bool share(int what, Pid process, Tid thread) {
   return ::syscall(SYS_kcmp, process.value, thread.value, what, 0, 0) <= 0;
+}
+
+std::vector<int> children_of(Pid process, Tid thread) {
+  const auto text =
+      read_file(AT_FDCWD, fmt::format("/proc/{}/task/{}/children", process.value, thread.value));
+  std::istringstream numbers(text.value_or(""));
+  return {std::istream_iterator<int>(numbers), std::istream_iterator<int>()};
 }
 
 bool share_directory_surely(Pid one, Pid other) {
@@ -148,6 +176,30 @@ void probe_exit_signals(const Processes& all_processes, Signs& out) {
     const bool of_another = &info == &all_processes.front() || info.has_ended();
     if (of_another || info.exit_signal == SIGCHLD) continue;
     out.add(info.pid, kExitSignal, fmt::format("signal {}", info.exit_signal));
+  }
+}
+
+void probe_children(Facts& facts, const Processes& all_processes, Signs& out) {
+  std::map<int, std::set<int>> children;
+  for (const proc::ProcessInfo& info : all_processes) {
+    children[info.parent.value].insert(info.pid.value);
+    if (info.has_ended() && WCOREDUMP(info.exit_code)) {
+      out.add(info.parent, kCore,
+              fmt::format("process {} ({}), signal {}", info.pid.value, info.comm,
+                          WTERMSIG(info.exit_code)));
+    }
+  }
+  for (const proc::ProcessInfo& info : all_processes) {
+    const auto own = children.find(info.pid.value);
+    if (info.has_ended() || own == children.end()) continue;
+    for (const Tid thread : facts.threads(info.pid)) {
+      if (thread.value == info.pid.value) continue;
+      for (const int child : children_of(info.pid, thread)) {
+        if (own->second.contains(child))
+          out.add(info.pid, kThreadsChild,
+                  fmt::format("process {} of thread {}", child, thread.value));
+      }
+    }
   }
 }
 

@@ -85,8 +85,19 @@ TEST(GuardedMemory, IsSealedOrHasAProtectionKey) {
   EXPECT_EQ(found.sealed, "7f0000002000-7f0000003000");
   EXPECT_EQ(found.keyed, "7f0000002000-7f0000003000");
   EXPECT_EQ(found.provided, "7f0000004000-7f0000005000");
+  EXPECT_EQ(found.droppable, 0U);
   std::istringstream none("00400000-00401000 r-xp 0 00:01 2 /x\nProtectionKey:         0\n");
   EXPECT_TRUE(doctor::guarded_memory(none).keyed.empty());
+}
+
+TEST(GuardedMemory, MayBeDropped) {
+  std::istringstream smaps(
+      "7f0000000000-7f0000001000 rw-p 0 00:00 0 \nSize:                  4 kB\nVmFlags: rd wr mr "
+      "dp\n"
+      "7f0000002000-7f0000003000 rw-p 0 00:00 0 \nSize:               1024 kB\nVmFlags: rd wr mr\n"
+      "7f0000004000-7f0000204000 rw-p 0 00:00 0 \nSize:               2048 kB\nVmFlags: rd wr dp "
+      "dd\n");
+  EXPECT_EQ(doctor::guarded_memory(smaps).droppable, 2052U << 10);
 }
 
 TEST(PlacedMemory, IsWhatLiesOtherwiseThanTheThreadsWant) {

@@ -177,12 +177,13 @@ Result<ProcessInfo> parse_stat(const std::string& line) {
   info.session = number<int>(words[3]);
   info.tty = number<int>(words[4]);
   info.start_ticks = number<std::uint64_t>(words[19]);
-  // 9 flags, 14 to 17 processor time, 38 signal at its end, 39 processor.
+  // 9 flags, 14 to 17 processor time, 38 signal at its end, 39 processor, 52 how it has ended.
   info.flags = number<unsigned long>(words[6]);
   for (std::size_t i = 11; i <= 14; ++i)
     info.cpu_ticks += number<std::uint64_t>(words[i]);
   if (words.size() > 35) info.exit_signal = number<int>(words[35]);
   if (words.size() > 36) info.processor = number<int>(words[36]);
+  if (words.size() > 49) info.exit_code = number<int>(words[49]);
   return info;
 }
 

@@ -30,6 +30,7 @@ struct ProcessInfo {
   std::uint64_t cpu_ticks = 0;    // of processor time, also of children it has waited for
   int processor = -1;             // where it ran last
   int exit_signal = 0;            // what its parent is told its end by; 0: nothing, or not known
+  int exit_code = 0;              // of one that has ended, as wait(2) has it; 0 if not to be seen
   std::string comm;               // the kernel's short name
 
   ProcessId id() const { return {pid, start_ticks}; }

@@ -112,6 +112,17 @@ TEST(ParseStat, NameMayHoldAnything) {
   }
 }
 
+TEST(ParseStat, HowOneHasEnded) {
+  const std::string start = "12 (x) Z 3 12 44 1025 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 987654321";
+  const auto info =
+      parse_stat(start + " 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 134");
+  ASSERT_TRUE(info) << info.error().message;
+  EXPECT_EQ(info->exit_code, 134);  // SIGABRT, with a core
+  EXPECT_EQ(info->exit_signal, 17);
+  EXPECT_EQ(info->processor, 3);
+  EXPECT_EQ(parse_stat(start)->exit_code, 0);
+}
+
 TEST(ParseStat, RefusesWhatIsNone) {
   for (const char* line : {"", "12", "12 (x", "12 x)", ")(", "12 (x)", "12 (x) S 1 2",
                            "12 (x) S 3 12 44 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0"}) {

@@ -973,6 +973,32 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   target_goes_on
 }
 
+@test "told: memory that the kernel may drop, a child of another thread, a child that has left a core" {
+  start_with 'import resource, subprocess, threading
+libc.mmap.restype = ctypes.c_void_p
+# MAP_DROPPABLE; a new process has some for its random numbers.
+if libc.mmap(None, 2 << 20, 3, 0x28, -1, 0) != ctypes.c_void_p(-1).value: print("droppable", flush=True)
+def make():
+    open(folder + "/child", "w").write(str(subprocess.Popen(["sleep", "300"]).pid)); made.set(); time.sleep(300)
+made = threading.Event(); threading.Thread(target=make, daemon=True).start(); made.wait()
+child = os.fork()
+if child == 0:
+    os.chdir(folder); resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); libc.prctl(4, 1, 0, 0, 0); os.abort()
+if os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT).si_code == os.CLD_DUMPED: print("core", flush=True)
+open(folder + "/core-of", "w").write(str(child))'
+  local child
+  child=$(<"$BATS_TEST_TMPDIR/child")
+  at_end_kill "$child"
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights thread-child)" yellow
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "first thread has made them all"
+  assert_contains "$err" ": process $child of thread "
+  ! grep -q droppable "$TARGET_LOG" || assert_contains "$err" "(MAP_DROPPABLE): it comes back as zeros: 2.00 MiB"
+  ! grep -q core "$TARGET_LOG" || assert_contains "$err" "without one: process $(<"$BATS_TEST_TMPDIR/core-of") (python3), signal 6"
+  target_goes_on
+}
+
 @test "a supervisor of system calls, to which a restore would not connect the program, is refused" {
   cat >"$BATS_TEST_TMPDIR/supervised.py" <<'END'
 import ctypes, os, struct, sys, time
