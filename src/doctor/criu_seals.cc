@@ -49,8 +49,7 @@ constexpr Kind kSealedFile{
 
 constexpr Kind kDroppable{"droppable-memory", Severity::kYellow,
                           "has memory that the kernel may drop (MAP_DROPPABLE): it comes back as "
-                          "zeros, and is dropped no "
-                          "more",
+                          "zeros",
                           "nothing, if the program expects zeros there at any time, as it has to"};
 // The C library (glibc 2.41 and newer) has 256 bytes of it for each thread that wants random
 // numbers, and expects zeros there.

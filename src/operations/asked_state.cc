@@ -45,9 +45,6 @@ constexpr std::uint64_t kExceptAdvised = 2;                // PR_THP_DISABLE_EXC
 constexpr std::uint64_t kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
 constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
 constexpr std::uint64_t kGetCpuid = 0x1011;                // ARCH_GET_CPUID
-constexpr int kSchedCore = 62;                             // with 0: PR_SCHED_CORE_GET
-// PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE of linux/sched.h
-constexpr unsigned long kFlushesFiles = 0x80000 | 0x100000;
 
 constexpr std::uint64_t kPage = 4096;
 // Where in the page that the process maps for us the answers are.
@@ -117,10 +114,6 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
   }
   if (ask(SYS_arch_prctl, {kGetCpuid}) == 0)
     lost.emplace_back("the signal that CPUID raises in its first thread (ARCH_SET_CPUID)");
-  std::uint64_t cookie = 0;  // which the kernel tells those who may trace it, too
-  if (::prctl(kSchedCore, 0, space.pid().value, 0, &cookie) == 0 && cookie != 0) {
-    lost.emplace_back("the core scheduling group of its first thread (PR_SCHED_CORE)");
-  }
   std::array<std::uint64_t, kTableBytes / 8> table{};
   const std::int64_t bytes = ask(SYS_modify_ldt, {0, page + kTableAt, kTableBytes});
   if (bytes <= 0 || !space.read(page + kTableAt, table.data(), kTableBytes)) return;
@@ -128,23 +121,6 @@ void note_seldom_used(const Ask& ask, const proc::AddressSpace& space, std::uint
     lost.emplace_back(
         "its local descriptor table (modify_ldt): its 16-bit and 32-bit code fails "
         "without it");
-}
-
-// What the kernel shows of a thread by itself.
-void note_shown(Pid pid, std::vector<std::string>& lost) {
-  std::vector<Tid> threads = proc::ProcFs().threads(pid);
-  threads.resize(std::min(threads.size(), kMostAskedThreads));
-  for (const Tid thread : threads) {
-    const auto text =
-        read_file(AT_FDCWD, fmt::format("/proc/{}/task/{}/status", pid.value, thread.value));
-    if (text && limits_speculation(*text))
-      lost.push_back(fmt::format(
-          "that thread {} runs without speculation (PR_SET_SPECULATION_CTRL)", thread.value));
-    const auto info = proc::ProcFs().thread(pid, thread);
-    if (info && (info->flags & kFlushesFiles) == kFlushesFiles)
-      lost.push_back(
-          fmt::format("that thread {} writes for a file system (PR_SET_IO_FLUSHER)", thread.value));
-  }
 }
 
 // VmLck of /proc/PID/status.
@@ -190,8 +166,8 @@ void note_locked(Pid pid, std::vector<LockedRecord>& locked, std::vector<std::st
                   format_bytes(bytes)));
 }
 
-// Of its threads: whose system calls become signals, or a supervisor answers, and who computes with
-// AMX.
+// Of its threads: of whom a supervisor answers system calls, and who computes with AMX. Of the
+// first one also whether its system calls become signals: asked_threads.h is of the others.
 void note_threads(const proc::AddressSpace& space, AskedState& out) {
   std::vector<Tid> threads = proc::ProcFs().threads(space.pid());
   threads.resize(std::min(threads.size(), kMostAskedThreads));
@@ -200,11 +176,9 @@ void note_threads(const proc::AddressSpace& space, AskedState& out) {
     for (const Tid thread : stopped.threads()) {
       out.has_supervisor |= stopped.leaves_calls_to_supervisor(thread);
       if (proc::has_tiles(thread)) out.with_tiles.push_back(thread);
-      if (stopped.dispatches_system_calls(thread))
-        out.lost.push_back(
-            fmt::format("that system calls of thread {} become signals "
-                        "(PR_SET_SYSCALL_USER_DISPATCH)",
-                        thread.value));
+      if (thread.value == space.pid().value && stopped.dispatches_system_calls(thread))
+        out.lost.emplace_back(
+            "that system calls of its first thread become signals (PR_SET_SYSCALL_USER_DISPATCH)");
     }
     return {};
   });
@@ -278,20 +252,12 @@ bool has_thread_in_domain(Pid pid, Sandboxes& sandboxes) {
   return false;
 }
 
-// A filter of system calls may kill for those that are asked. It is lifted for them where the
-// kernel lets us (ptrace(2), PTRACE_O_SUSPEND_SECCOMP).
 bool may_ask(Pid pid) {
-  const proc::ProcFs procfs;
-  const auto its = procfs.thread_status(pid, Tid{pid.value});
-  if (!its || its->seccomp == 0) return its.has_value();
-  const Pid self{static_cast<int>(::getpid())};
-  const auto ours = procfs.thread_status(self, Tid{self.value});
-  const auto capabilities = procfs.effective_capabilities();
-  return ours && ours->seccomp == 0 && capabilities && (*capabilities >> CAP_SYS_ADMIN & 1) != 0 &&
-         !procfs.in_own_user_namespace();
+  const auto its = proc::ProcFs().thread_status(pid, Tid{pid.value});
+  return its && (its->seccomp == 0 || may_lift_filters());
 }
 
-Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
+Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes, AskedThreads& threads) {
   const auto bystander = sandboxes.bystander_for(pid, Tid{pid.value});
   STASIS_TRY_ASSIGN(auto space, proc::AddressSpace::open(pid));
   AskedState out;
@@ -324,7 +290,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes) {
   });
   STASIS_TRY(std::move(done));
   note_threads(space, out);
-  note_shown(pid, out.lost);
+  note_threads_asked(space, threads, out.lost);
   note_locked(pid, out.state.locked, out.lost);
   if (!out.in_domain) out.in_domain = has_thread_in_domain(pid, sandboxes);
   return out;
@@ -437,19 +403,6 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
 
 }  // namespace
 
-// fs/proc/array.c of the kernel: "thread mitigated", "thread force mitigated", "conditional
-// disabled", "conditional force disabled"; otherwise it is not the thread's own choice.
-bool limits_speculation(std::string_view status) {
-  constexpr std::array<std::string_view, 4> kOwn = {
-      "\nSpeculation_Store_Bypass:\tthread mitigated\n",
-      "\nSpeculation_Store_Bypass:\tthread force mitigated\n",
-      "\nSpeculationIndirectBranch:\tconditional disabled\n",
-      "\nSpeculationIndirectBranch:\tconditional force disabled\n"};
-  return std::any_of(kOwn.begin(), kOwn.end(), [&](std::string_view line) {
-    return status.find(line) != std::string_view::npos;
-  });
-}
-
 std::uint64_t locked_and_not_there(std::istream& smaps, std::vector<LockedRecord>& locked) {
   std::uint64_t sum = 0;
   std::uint64_t size = 0;
@@ -488,13 +441,16 @@ std::uint64_t locked_and_not_there(std::istream& smaps, std::vector<LockedRecord
   return sum;
 }
 
-AskedStates ask_processes(Pid root) {
+AskedStates ask_processes(Pid root, ThreadAnswers threads) {
   AskedStates answers;
   const auto tree = proc::ProcFs().tree(root);
   if (!tree) return answers;
   std::vector<AskedStates::value_type*> places;
   for (const proc::ProcessInfo& info : *tree)
-    if (!info.has_ended()) places.push_back(&*answers.try_emplace(info.pid).first);
+    if (!info.has_ended()) {
+      places.push_back(&*answers.try_emplace(info.pid).first);
+      threads.try_emplace(info.pid);
+    }
   // Each question is answered by a thread that has to be woken for it.
   const auto count =
       std::min<std::size_t>(places.size(), std::min(kMostAskers, usable_processors()));
@@ -506,7 +462,7 @@ AskedStates ask_processes(Pid root) {
       auto& [pid, state] = *places[i];
       state.answered = may_ask(pid);
       if (!state.answered) continue;
-      if (auto answer = ask_process(pid, sandboxes))
+      if (auto answer = ask_process(pid, sandboxes, threads.at(pid)))
         state = std::move(*answer);
       else
         state.answered = false;

@@ -16,6 +16,7 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "image/manifest.h"
+#include "operations/asked_threads.h"
 
 namespace stasis {
 
@@ -31,11 +32,8 @@ struct AskedState {
 using AskedStates = std::map<Pid, AskedState>;
 
 // Asks every process of the tree below `root`. Those with CUDA are parked; the first thread of each
-// other one is stopped for it, and goes on as it was.
-AskedStates ask_processes(Pid root);
-
-// Of /proc/PID/status: has a thread chosen to run without speculation (PR_SET_SPECULATION_CTRL)?
-bool limits_speculation(std::string_view status);
+// other one is stopped for it, and goes on as it was. `threads`: what they were asked before.
+AskedStates ask_processes(Pid root, ThreadAnswers threads);
 
 // Of a text of /proc/PID/smaps: the bytes that are locked and not there, as mlock2(MLOCK_ONFAULT)
 // leaves them until they are used; of the first million lines. CRIU locks them with all of their

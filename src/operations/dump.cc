@@ -307,6 +307,7 @@ class DumpRun {
     QuiesceOptions how{options_.timeout, options_.ignore_obstacles, true, options_.path, into,
                        goes_on()};
     how.part = options_.part;
+    auto threads = ask_threads(root_);
     stage_ = Stage::kQuiescing;
     auto stopped = quiesce(env_, *opened_, how, phases_);
     // Also of those whom the driver has by then, if that was not all of them.
@@ -315,7 +316,7 @@ class DumpRun {
     stage_ = Stage::kQuiesced;
     STASIS_TRY(connections_.lock(criu_options_, manifest_, phases_));
     STASIS_TRY(watch_.refuse_held_up(tree()));
-    answers_ = ask_processes(root_);
+    answers_ = ask_processes(root_, std::move(threads));
     STASIS_TRY(refuse_tiles(answers_));
     if (!options_.ignore_undumpable) STASIS_TRY(refuse_sandboxes(answers_));
     direct_bytes_ = opened_->direct.bytes();

@@ -706,6 +706,16 @@ Result<void> call_from_thread(
   return done;
 }
 
+Result<void> call_from_each(const AddressSpace& space, const StoppedThreads& stopped,
+                            std::span<const Tid> threads,
+                            const std::function<Result<void>(Tid thread, const SystemCall&)>& act) {
+  STASIS_TRY_ASSIGN(const auto places, probe(space));
+  for (const Tid thread : threads)
+    STASIS_TRY(make_system_calls(space, stopped, thread, places.calls,
+                                 [&](const SystemCall& call) { return act(thread, call); }));
+  return {};
+}
+
 Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act) {

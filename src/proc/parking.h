@@ -73,6 +73,11 @@ Result<void> call_from_parked_thread(const proc::AddressSpace& space,
 Result<void> call_from_thread(
     const proc::AddressSpace& space, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);
+// The same by several that are stopped, one after the other, for the thread that has stopped them.
+// The first error ends it; finish_remote_call() is to be called then, when they are let go.
+Result<void> call_from_each(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
+                            std::span<const Tid> threads,
+                            const std::function<Result<void>(Tid thread, const SystemCall&)>& act);
 Result<void> call_from_thread(
     Pid pid, Tid thread, std::span<const std::uint64_t> data,
     const std::function<Result<void>(const SystemCall&, std::uint64_t data_address)>& act);

@@ -135,6 +135,13 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
                                const RemoteCallRoom& places,
                                const std::function<Result<void>(const SystemCall&)>& act,
                                std::span<const std::uint64_t> data) {
+  return make_system_calls(space, stopped, stopped.threads().front(), places, act, data);
+}
+
+Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThreads& stopped,
+                               Tid thread, const RemoteCallRoom& places,
+                               const std::function<Result<void>(const SystemCall&)>& act,
+                               std::span<const std::uint64_t> data) {
   const Pid pid = space.pid();
   if (!places.room) {
     return fail(refusal(
@@ -143,7 +150,6 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const StoppedThr
          fmt::format("report this, with what `cat /proc/{}/maps` says", pid.value)}));
   }
   const std::uint64_t room = *places.room;
-  const Tid thread = stopped.threads().front();
   STASIS_TRY_ASSIGN(auto before, save(stopped, thread, true));
 
   Step step{};

@@ -62,6 +62,11 @@ Result<void> make_system_calls(const proc::AddressSpace& space, const proc::Stop
                                const RemoteCallRoom& places,
                                const std::function<Result<void>(const SystemCall&)>& act,
                                std::span<const std::uint64_t> data = {});
+// The same by another one of them.
+Result<void> make_system_calls(const proc::AddressSpace& space, const proc::StoppedThreads& stopped,
+                               Tid thread, const RemoteCallRoom& places,
+                               const std::function<Result<void>(const SystemCall&)>& act,
+                               std::span<const std::uint64_t> data = {});
 inline constexpr std::size_t kRemoteCallData = 24;
 std::uint64_t remote_call_data(const RemoteCallRoom& places);
 // Code by which the thread that is in the middle of make_system_calls() goes on by itself, for a

@@ -973,6 +973,28 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   target_goes_on
 }
 
+@test "told: keys and dispatched calls of the last of many threads" {
+  start_with 'import threading
+threading.stack_size(65536)
+selector = ctypes.create_string_buffer(1)
+def wait(): time.sleep(300)
+def last():
+    print("dispatch", libc.prctl(59, 1, 0, 0, selector), flush=True)
+    if libc.syscall(248, b"user", b"stasis-test", b"v", 1, -1) > 0: print("key", flush=True)  # add_key
+    open(folder + "/thread", "w").write(str(threading.get_native_id())); done.set(); wait()
+done = threading.Event()
+for work in [wait] * 70 + [last]: threading.Thread(target=work, daemon=True).start()
+done.wait()'
+  local thread
+  thread=$(<"$BATS_TEST_TMPDIR/thread")
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  local lost
+  lost=$(json "'; '.join(d['lost'])")
+  ! grep -q "dispatch 0" "$TARGET_LOG" || assert_contains "$lost" "(PR_SET_SYSCALL_USER_DISPATCH): $thread"
+  ! grep -q key "$TARGET_LOG" || assert_contains "$lost" "the keys of threads other than the first (keyctl): $thread"
+  target_goes_on
+}
+
 @test "told: memory that the kernel may drop, a child of another thread, a child that has left a core" {
   start_with 'import resource, subprocess, threading
 libc.mmap.restype = ctypes.c_void_p

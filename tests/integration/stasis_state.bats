@@ -38,6 +38,7 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
 
 @test "docs/what-survives.md says what a suspend and a dump keep" {
   need_root "CRIU"
+  local lost
   start_probe --signal-threads
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
@@ -49,7 +50,11 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   dump_it --file-locks
   assert_contains "$err" "timers by the clock of the day"
   assert_contains "$err" "(fcntl with F_NOTIFY)"
-  assert_contains "$err" "personality, NUMA policy and machine check policy"
+  capture stasis inspect "$image" --json
+  lost=$(json "'; '.join(d['lost'])")
+  assert_contains "$lost" "time stamp counter of threads other than the first (PR_SET_TSC)"
+  assert_contains "$lost" "that system calls of threads become signals (PR_SET_SYSCALL_USER_DISPATCH)"
+  assert_contains "$lost" "personality, NUMA policy and machine check policy"
   # Deadlines by the clock of the day are missed by so much where they move.
   sleep 0.5
   restore_it
