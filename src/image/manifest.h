@@ -106,6 +106,8 @@ struct OwnStateRecord {
   int lock_new = 0;                   // of mlockall(): MCL_FUTURE, or that and MCL_ONFAULT
   bool merge_memory = false;          // PR_SET_MEMORY_MERGE
   bool advised_huge_pages = false;    // PR_THP_DISABLE_EXCEPT_ADVISED
+  // The size of its futex table (PR_FUTEX_HASH), where it is not one that the kernel chooses.
+  std::optional<std::uint32_t> futex_slots = {};
   std::vector<ListenerRecord> listeners = {};
   std::vector<LockedRecord> locked = {};
   bool operator==(const OwnStateRecord&) const = default;

@@ -164,6 +164,7 @@ void fields(auto& io, Described<KernelStateRecord> auto& state) {
   io.optional("lock_new", state.own.lock_new, Within{0, 7});
   io.optional("merge_memory", state.own.merge_memory);
   io.optional("advised_huge_pages", state.own.advised_huge_pages);
+  io.optional("futex_slots", state.own.futex_slots, Within{0, kMaxFutexSlots});
   io.optional("listeners", state.own.listeners, Items{0, kMaxListeners});
   io.optional("locked", state.own.locked, Items{0, kMaxLocked});
   int nice = state.autogroup_nice + kNiceOffset;

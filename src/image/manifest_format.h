@@ -24,6 +24,7 @@ inline constexpr std::size_t kMaxTimers = 65536;      // of one process
 inline constexpr std::size_t kMaxFileStates = 65536;  // of one process
 inline constexpr std::size_t kMaxLocked = 65536;      // of one process
 inline constexpr std::size_t kMaxListeners = 1024;    // of one process
+inline constexpr std::uint64_t kMaxFutexSlots = 1U << 20;
 inline constexpr std::size_t kMaxPolicy = 4096;
 inline constexpr std::uint64_t kStateBits = 64;
 inline constexpr int kNiceOffset = 20;           // numbers are not negative

@@ -363,10 +363,12 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
   EXPECT_EQ(with([](Json& j) { j["timers"][0]["flags"] = 4; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["core_dump_filter"] = std::uint64_t{1} << 32; }),
             ErrorCode::kImageCorrupt);
-  for (const char* key : {"processor_state", "deny_new_code", "lock_new", "merge_memory",
-                          "advised_huge_pages", "listeners", "autogroup_nice", "locked"})
+  for (const char* key :
+       {"processor_state", "deny_new_code", "lock_new", "merge_memory", "advised_huge_pages",
+        "futex_slots", "listeners", "autogroup_nice", "locked"})
     EXPECT_EQ(with([&](Json& j) { j[key] = -1; }), ErrorCode::kImageCorrupt) << key;
   EXPECT_EQ(with([](Json& j) { j["processor_state"] = {64}; }), ErrorCode::kImageCorrupt);
+  EXPECT_EQ(with([](Json& j) { j["futex_slots"] = (1 << 20) + 1; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["lock_new"] = 8; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["autogroup_nice"] = 41; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j.erase("threads"); }), ErrorCode::kImageCorrupt);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <charconv>
 #include <functional>
@@ -41,6 +42,9 @@ constexpr std::uint64_t kSetMdwe = 65;
 constexpr std::uint64_t kGetMdwe = 66;
 constexpr std::uint64_t kSetMemoryMerge = 67;
 constexpr std::uint64_t kGetMemoryMerge = 68;
+constexpr std::uint64_t kFutexHash = 78;                   // PR_FUTEX_HASH
+constexpr std::uint64_t kSetFutexSlots = 1;                // PR_FUTEX_HASH_SET_SLOTS
+constexpr std::uint64_t kGetFutexSlots = 2;                // PR_FUTEX_HASH_GET_SLOTS
 constexpr std::uint64_t kExceptAdvised = 2;                // PR_THP_DISABLE_EXCEPT_ADVISED
 constexpr std::uint64_t kGetStatePermission = 0x1022;      // ARCH_GET_XCOMP_PERM
 constexpr std::uint64_t kRequestStatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -102,6 +106,20 @@ void note_keyrings(const Ask& ask, const proc::AddressSpace& space, std::uint64_
     }
   }
   if (bytes > 0) lost.emplace_back("the keys of its session (keyctl)");
+}
+
+void note_futex_table(const Ask& ask, Pid pid, AskedState& out) {
+  const std::int64_t slots = ask(SYS_prctl, {kFutexHash, kGetFutexSlots});  // Linux 6.16
+  if (slots < 0) return;
+  const long processors = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const auto number = static_cast<std::uint64_t>(slots);
+  if (may_be_kernels_choice(number, proc::ProcFs().threads(pid).size(),
+                            static_cast<std::size_t>(std::max(processors, 1L))))
+    return;
+  if (number <= manifest_format::kMaxFutexSlots)
+    out.state.futex_slots = static_cast<std::uint32_t>(number);
+  else
+    out.lost.push_back(fmt::format("the size of its futex table, {} (PR_FUTEX_HASH)", number));
 }
 
 // What is seldom used, and that CRIU 4.2.1 does not know.
@@ -283,6 +301,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes, AskedThreads& thre
       out.state.merge_memory = ask(SYS_prctl, {kGetMemoryMerge}) == 1;
       const std::int64_t huge_pages = ask(SYS_prctl, {PR_GET_THP_DISABLE});
       out.state.advised_huge_pages = huge_pages == (1 | kExceptAdvised);
+      note_futex_table(ask, pid, out);
       note_keyrings(ask, space, at, out.lost);
       note_seldom_used(ask, space, at, out.lost);
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
@@ -381,6 +400,10 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
                          "huge pages of memory that is advised to have them "
                          "(PR_THP_DISABLE_EXCEPT_ADVISED)"));
         }
+        if (state.futex_slots) {
+          STASIS_TRY(set(SYS_prctl, {kFutexHash, kSetFutexSlots, *state.futex_slots},
+                         "the size of its futex table (PR_FUTEX_HASH)"));
+        }
         for (const ListenerRecord& listener : state.listeners) {
           STASIS_TRY(set(SYS_listen, {word(listener.descriptor), word(listener.backlog)},
                          "the user and process that peers of its sockets see (SO_PEERCRED)"));
@@ -402,6 +425,18 @@ Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<st
 }
 
 }  // namespace
+
+// futex_hash_allocate_default() of the kernel: for each thread that was there when another one was
+// made, four, but no more than the processors need. It may have had more threads before.
+bool may_be_kernels_choice(std::uint64_t slots, std::size_t threads, std::size_t processors) {
+  constexpr std::uint64_t kEach = 4;
+  constexpr std::uint64_t kFewest = 16;
+  const auto chosen = [&](std::size_t count) {
+    return std::max(kFewest, std::bit_ceil(kEach * std::min(count, processors)));
+  };
+  if (slots == 0) return threads <= 1;
+  return slots >= (threads > 1 ? chosen(threads - 1) : kFewest) && slots <= chosen(processors);
+}
 
 std::uint64_t locked_and_not_there(std::istream& smaps, std::vector<LockedRecord>& locked) {
   std::uint64_t sum = 0;
@@ -543,6 +578,7 @@ std::vector<std::string> note_answers(const AskedStates& answers,
       if (!asked) {  // what fork(2) hands down
         process.kernel_state->own.lock_new = 0;
         process.kernel_state->own.locked.clear();
+        process.kernel_state->own.futex_slots.reset();
       }
     }
     if (answer->has_supervisor)

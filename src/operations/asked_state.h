@@ -35,6 +35,10 @@ using AskedStates = std::map<Pid, AskedState>;
 // other one is stopped for it, and goes on as it was. `threads`: what they were asked before.
 AskedStates ask_processes(Pid root, ThreadAnswers threads);
 
+// May the kernel have given a process with so many threads, on so many processors, a futex table of
+// that size by itself? Linux tells no other difference.
+bool may_be_kernels_choice(std::uint64_t slots, std::size_t threads, std::size_t processors);
+
 // Of a text of /proc/PID/smaps: the bytes that are locked and not there, as mlock2(MLOCK_ONFAULT)
 // leaves them until they are used; of the first million lines. CRIU locks them with all of their
 // pages. All that is locked goes to `locked`, ranges that touch as one.

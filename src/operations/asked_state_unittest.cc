@@ -28,14 +28,30 @@ TEST(AskedState, OneThatWasStartedSinceHasWhatItInherits) {
   AskedStates answers;
   AskedState& answer = answers[processes[0].pid];
   answer.state.deny_new_code = 1;
-  answer.state.lock_new = 2;  // not handed down by fork(2)
+  answer.state.lock_new = 2;      // not handed down by fork(2)
+  answer.state.futex_slots = 64;  // nor this
   answer.lost = {"keys"};
   const auto lost = note_answers(answers, processes);
   EXPECT_EQ(processes[0].kernel_state->own.lock_new, 2);
   EXPECT_EQ(processes[1].kernel_state->own.deny_new_code, 1U);
   EXPECT_EQ(processes[1].kernel_state->own.lock_new, 0);
+  EXPECT_EQ(processes[0].kernel_state->own.futex_slots, 64U);
+  EXPECT_EQ(processes[1].kernel_state->own.futex_slots, std::nullopt);
   ASSERT_EQ(lost.size(), 1U);
   EXPECT_THAT(lost[0], HasSubstr("keys"));
+}
+
+TEST(AskedState, AFutexTableIsTheKernelsChoiceOrNot) {
+  EXPECT_TRUE(may_be_kernels_choice(0, 1, 8));
+  EXPECT_FALSE(may_be_kernels_choice(0, 2, 8));  // that of the machine
+  EXPECT_TRUE(may_be_kernels_choice(16, 2, 8));
+  EXPECT_TRUE(may_be_kernels_choice(16, 5, 8));
+  EXPECT_FALSE(may_be_kernels_choice(16, 6, 8));
+  EXPECT_TRUE(may_be_kernels_choice(32, 100, 8));
+  EXPECT_TRUE(may_be_kernels_choice(32, 1, 8));  // it had more threads
+  EXPECT_FALSE(may_be_kernels_choice(64, 100, 8));
+  EXPECT_FALSE(may_be_kernels_choice(8, 1, 8));
+  EXPECT_TRUE(may_be_kernels_choice(16, 50, 2));
 }
 
 TEST(AskedState, OneThatDidNotAnswerIsTold) {

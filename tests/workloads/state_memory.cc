@@ -18,6 +18,9 @@ constexpr const char* kMemorySubject = "memory";
 constexpr std::size_t kSize = 4u << 20;
 // linux/prctl.h; newer than Debian 12's
 constexpr int kSetMemoryMerge = 67;
+constexpr int kFutexHash = 78;
+constexpr unsigned long kSetFutexSlots = 1;
+constexpr unsigned long kGetFutexSlots = 2;
 constexpr int kGetMemoryMerge = 68;
 constexpr int kSetMapping = 0x53564d41;      // PR_SET_VMA, with 0: PR_SET_VMA_ANON_NAME
 constexpr unsigned long kExceptAdvised = 2;  // PR_THP_DISABLE_EXCEPT_ADVISED, Linux 6.18
@@ -119,6 +122,13 @@ void add_memory(Probe& probe) {
       kMemorySubject, "pages of equal content merged (PR_SET_MEMORY_MERGE)",
       [] { return answer(prctl(kSetMemoryMerge, 1UL, 0UL, 0UL, 0UL), "prctl"); },
       [] { return std::to_string(prctl(kGetMemoryMerge, 0UL, 0UL, 0UL, 0UL)); });
+  probe.add(
+      kMemorySubject, "size of the futex table (PR_FUTEX_HASH)",
+      [] {
+        // More than any machine's processors would have the kernel choose.
+        return answer(prctl(kFutexHash, kSetFutexSlots, 32768UL, 0UL, 0UL), "PR_FUTEX_HASH");
+      },
+      [] { return std::to_string(prctl(kFutexHash, kGetFutexSlots, 0UL, 0UL, 0UL)); });
   probe.add(
       kMemorySubject, "new memory is locked (mlockall, MCL_FUTURE)",
       [] { return answer(mlockall(MCL_FUTURE), "mlockall"); }, [] { return locking(); });
