@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +17,9 @@
 #include <bit>
 #include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <functional>
+#include <set>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -120,6 +123,18 @@ void note_futex_table(const Ask& ask, Pid pid, AskedState& out) {
     out.state.futex_slots = static_cast<std::uint32_t>(number);
   else
     out.lost.push_back(fmt::format("the size of its futex table, {} (PR_FUTEX_HASH)", number));
+}
+
+// That a child was continued, and no wait(2) has told it yet: the kernel tells it to the parent
+// alone, and leaves it as it is with WNOWAIT.
+void note_continued(const Ask& ask, const proc::AddressSpace& space, std::uint64_t page,
+                    std::vector<std::string>& lost) {
+  const std::uint64_t at = page + kTableAt;
+  siginfo_t info{};
+  if (ask(SYS_waitid, {P_ALL, 0, at, WCONTINUED | WNOWAIT | WNOHANG, 0}) == 0 &&
+      space.read(at, &info, sizeof info) && info.si_pid > 0)
+    lost.push_back(fmt::format("that its child {} goes on again (wait with WCONTINUED)",
+                               static_cast<int>(info.si_pid)));
 }
 
 // What is seldom used, and that CRIU 4.2.1 does not know.
@@ -275,7 +290,8 @@ bool may_ask(Pid pid) {
   return its && (its->seccomp == 0 || may_lift_filters());
 }
 
-Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes, AskedThreads& threads) {
+Result<AskedState> ask_process(Pid pid, bool has_children, Sandboxes& sandboxes,
+                               AskedThreads& threads) {
   const auto bystander = sandboxes.bystander_for(pid, Tid{pid.value});
   STASIS_TRY_ASSIGN(auto space, proc::AddressSpace::open(pid));
   AskedState out;
@@ -304,6 +320,7 @@ Result<AskedState> ask_process(Pid pid, Sandboxes& sandboxes, AskedThreads& thre
       note_futex_table(ask, pid, out);
       note_keyrings(ask, space, at, out.lost);
       note_seldom_used(ask, space, at, out.lost);
+      if (has_children) note_continued(ask, space, at, out.lost);
       out.in_domain = is_in_domain(ask, bystander, at + kListAt);
     });
   });
@@ -481,11 +498,14 @@ AskedStates ask_processes(Pid root, ThreadAnswers threads) {
   const auto tree = proc::ProcFs().tree(root);
   if (!tree) return answers;
   std::vector<AskedStates::value_type*> places;
-  for (const proc::ProcessInfo& info : *tree)
+  std::set<Pid> parents;
+  for (const proc::ProcessInfo& info : *tree) {
     if (!info.has_ended()) {
+      parents.insert(info.parent);
       places.push_back(&*answers.try_emplace(info.pid).first);
       threads.try_emplace(info.pid);
     }
+  }
   // Each question is answered by a thread that has to be woken for it.
   const auto count =
       std::min<std::size_t>(places.size(), std::min(kMostAskers, usable_processors()));
@@ -497,7 +517,7 @@ AskedStates ask_processes(Pid root, ThreadAnswers threads) {
       auto& [pid, state] = *places[i];
       state.answered = may_ask(pid);
       if (!state.answered) continue;
-      if (auto answer = ask_process(pid, sandboxes, threads.at(pid)))
+      if (auto answer = ask_process(pid, parents.contains(pid), sandboxes, threads.at(pid)))
         state = std::move(*answer);
       else
         state.answered = false;

@@ -973,6 +973,23 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   target_goes_on
 }
 
+@test "told: that a child goes on again, which its parent has not seen" {
+  start_with 'import signal
+child = os.fork()
+if child == 0:
+    while True: signal.pause()
+open(folder + "/child", "w").write(str(child))
+os.kill(child, signal.SIGSTOP); os.waitpid(child, os.WUNTRACED); os.kill(child, signal.SIGCONT)
+os.waitid(os.P_PID, child, os.WCONTINUED | os.WNOWAIT)'
+  at_end_kill "$(<"$BATS_TEST_TMPDIR/child")"
+  done_by dump "$TARGET" --images-dir "$image-first" --leave-running --json
+  assert_contains "$(json "'; '.join(d['lost'])")" "that its child $(<"$BATS_TEST_TMPDIR/child") goes on again (wait with WCONTINUED)"
+  # To ask has taken nothing away.
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --json
+  assert_contains "$(json "'; '.join(d['lost'])")" "(wait with WCONTINUED)"
+  target_goes_on
+}
+
 @test "told: keys and dispatched calls of the last of many threads" {
   start_with 'import threading
 threading.stack_size(65536)
