@@ -113,6 +113,9 @@ void probe_epolls(Facts& facts, const Processes& processes, Signs& out);
 // asked.
 bool probe_held(Facts& facts, const Processes& processes, proc::HeldFiles& files, Signs& out);
 
+// criu_locks.cc
+void probe_mapped_locks(Facts& facts, const Processes& processes, Signs& out);
+
 // criu_watches.cc
 void probe_folder_watches(const Processes& processes, Signs& out);
 

@@ -445,6 +445,7 @@ class Search {
           doctor::probe_socket_names(facts_, processes_, signs_);
           doctor::probe_socket_states(facts_, processes_, options_.tcp_close, signs_);
           doctor::probe_folder_watches(processes_, signs_);
+          doctor::probe_mapped_locks(facts_, processes_, signs_);
           doctor::probe_semaphores(facts_, processes_, signs_);
           doctor::probe_terminals(facts_, processes_, options_, signs_);
         },

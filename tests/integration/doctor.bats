@@ -973,6 +973,33 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   target_goes_on
 }
 
+@test "told: locks of files that are only mapped any more, and no others" {
+  start_with 'import mmap, struct
+held = []
+def lock(name, how):
+    at = os.open(folder + "/" + name, os.O_RDWR | os.O_CREAT); os.ftruncate(at, 4096); how(at); return at
+def flock(at): fcntl.flock(at, fcntl.LOCK_EX)
+def ofd(at): fcntl.fcntl(at, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+for name, how, is_closed in ("flocked", flock, True), ("ofd", ofd, True), ("open", flock, False):
+    at = lock(name, how); libc.mmap(None, 4096, 3, 1, at, 0)
+    if is_closed: os.close(at)
+# One that a process outside has locked.
+at = lock("of-another", lambda at: libc.mmap(None, 4096, 3, 1, at, 0)); os.close(at)'
+  exec {lock}>>"$BATS_TEST_TMPDIR/of-another"
+  flock "$lock"
+  capture stasis doctor "$TARGET" --no-trial --json
+  exec {lock}>&-
+  assert_equal "$(lights mapped-lock)" yellow
+  local told
+  told=$(json "[f['what'] for f in d['processes'] if f['id'] == 'mapped-lock'][0]")
+  assert_contains "$told" "a restore loses them: $BATS_TEST_TMPDIR/flocked (FLOCK), $BATS_TEST_TMPDIR/ofd (OFDLCK)"
+  [[ $told != *"/open"* && $told != *of-another* ]]
+  done_by dump "$TARGET" --images-dir "$image" --file-locks --leave-running
+  assert_contains "$err" "$BATS_TEST_TMPDIR/ofd (OFDLCK)"
+  target_goes_on
+}
+
 @test "told: that a child goes on again, which its parent has not seen" {
   start_with 'import signal
 child = os.fork()
