@@ -120,6 +120,7 @@ struct KernelStateRecord {
   std::vector<FileStateRecord> files = {};
   OwnStateRecord own = {};
   int autogroup_nice = 0;  // of the session that it leads (sched(7))
+  std::optional<std::uint32_t> audit_session = {};
   bool operator==(const KernelStateRecord&) const = default;
 };
 

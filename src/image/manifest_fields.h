@@ -170,6 +170,7 @@ void fields(auto& io, Described<KernelStateRecord> auto& state) {
   int nice = state.autogroup_nice + kNiceOffset;
   io.unless(kNiceOffset, "autogroup_nice", nice, Within{0, 2 * kNiceOffset});
   if constexpr (kReading) state.autogroup_nice = nice - kNiceOffset;
+  io.optional("audit_session", state.audit_session, kWord);
   io.optional("timers", state.timers, Items{0, kMaxTimers});
   io.optional("files", state.files, Items{0, kMaxFileStates});
 }

@@ -323,7 +323,9 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
       {Tid{102}, "", 0, 50000, "default", 0, "late"}};
   state.own = {std::uint64_t{1} << 63 | 1 << 18, 3, 6, true};
   state.own.locked = {{0x7f0000000000, 1 << 20}};
+  state.own.futex_slots = 0;
   state.autogroup_nice = -7;
+  state.audit_session = 12;
   state.timers = {{5, 0, 3, 1'000'000, 7'000'000'000, 0, 1'795'680'855'000'000},
                   {6, 1, 0, 0, 20'000'000, 12, 104'000'000'000}};
   state.files = {{7, true},
@@ -365,7 +367,7 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
             ErrorCode::kImageCorrupt);
   for (const char* key :
        {"processor_state", "deny_new_code", "lock_new", "merge_memory", "advised_huge_pages",
-        "futex_slots", "listeners", "autogroup_nice", "locked"})
+        "futex_slots", "listeners", "autogroup_nice", "locked", "audit_session"})
     EXPECT_EQ(with([&](Json& j) { j[key] = -1; }), ErrorCode::kImageCorrupt) << key;
   EXPECT_EQ(with([](Json& j) { j["processor_state"] = {64}; }), ErrorCode::kImageCorrupt);
   EXPECT_EQ(with([](Json& j) { j["futex_slots"] = (1 << 20) + 1; }), ErrorCode::kImageCorrupt);

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/listing.h"
 #include "base/threads.h"
 #include "criu/criu_core.h"
 #include "image/manifest_format.h"
@@ -291,6 +292,7 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
     its.of_cpuset = proc::cpuset_of(process.pid).value_or(std::string());
     KernelStateRecord state;
     state.core_dump_filter = proc::core_dump_filter(process.pid);
+    state.audit_session = proc::audit_session(process.pid);
     // The others' is that of a session outside of the image.
     if (const auto info = procfs.process(process.pid); info && info->session == process.pid.value)
       state.autogroup_nice = proc::autogroup_nice(process.pid);
@@ -355,6 +357,22 @@ void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& w
         warnings.add("how an open file is set", done.error());
     }
   }
+}
+
+void note_audit_sessions(const std::vector<ProcessRecord>& processes,
+                         std::vector<std::string>& lost) {
+  std::vector<std::string> changed;
+  for (const ProcessRecord& process : processes) {
+    if (!process.kernel_state || !process.kernel_state->audit_session) continue;
+    const auto now = proc::audit_session(process.pid);
+    if (now == process.kernel_state->audit_session) continue;
+    changed.push_back(fmt::format("process {}: {}, now {}", process.pid.value,
+                                  *process.kernel_state->audit_session,
+                                  now ? std::to_string(*now) : "none"));
+  }
+  if (!changed.empty())
+    lost.push_back(fmt::format("the numbers of audit sessions (ausearch --session): {}",
+                               listed(changed, ", ")));
 }
 
 void set_kernel_state_within(const std::vector<ProcessRecord>& processes, Pid root,

@@ -27,6 +27,11 @@ using Warn = std::function<void(std::string)>;
 // The part that is set from outside. For the moment at which all is restored and nothing runs yet.
 void set_kernel_state(const std::vector<ProcessRecord>& processes, const Warn& warn);
 
+// Tells in `lost` which of the restored processes are in another audit session than they were in.
+// The kernel gives each login a new number; no process can have an old one again.
+void note_audit_sessions(const std::vector<ProcessRecord>& processes,
+                         std::vector<std::string>& lost);
+
 // The part that only a thread of the process can set, by system calls that it makes for us. CRIU
 // is done by then. Threads that are parked still are; the others are stopped for it, and only where
 // there is something to set. `parent_ends`: the root's parent is about to end, and the

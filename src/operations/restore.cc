@@ -383,6 +383,7 @@ class RestoreRun {
     if (host_) STASIS_TRY(fill_host_memory(env_, *host_, env_.interrupt));
     lost_ = put_sockets_back(manifest(), job_->processes());
     STASIS_TRY_ASSIGN(to_set_later_, set_asked_state(manifest().processes, lost_));
+    note_audit_sessions(manifest().processes, lost_);
     if (options_.on_standing) STASIS_TRY(options_.on_standing());
     STASIS_TRY(fault(FaultPoint::kRestoreHeld));
     return wait_for_others();

@@ -240,6 +240,12 @@ std::string machine_check(Pid pid, Tid thread) {
   return (info->flags & kEarly) != 0 ? "early" : "late";
 }
 
+std::optional<std::uint32_t> audit_session(Pid pid) {
+  constexpr std::uint32_t kNoSession = 0xffffffff;
+  const auto session = number_of<std::uint32_t>(fmt::format("/proc/{}/sessionid", pid.value), 10);
+  return session == kNoSession ? std::nullopt : session;
+}
+
 std::optional<std::uint32_t> core_dump_filter(Pid pid) {
   return number_of<std::uint32_t>(fmt::format("/proc/{}/coredump_filter", pid.value), 16);
 }

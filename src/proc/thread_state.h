@@ -60,6 +60,10 @@ std::optional<std::uint32_t> personality(Pid pid, Tid thread);
 // PR_MCE_KILL: "early", "late", or empty for the machine's own.
 std::string machine_check(Pid pid, Tid thread);
 
+// The number by which the kernel's audit knows the login that the process comes from; nothing where
+// it comes from none.
+std::optional<std::uint32_t> audit_session(Pid pid);
+
 // What parts of memory a core dump has.
 std::optional<std::uint32_t> core_dump_filter(Pid pid);
 Result<void> set_core_dump_filter(Pid pid, std::uint32_t filter);

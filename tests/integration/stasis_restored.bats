@@ -110,3 +110,25 @@ END
   assert_equal "$status" 3
   assert_equal "$(json 'd["ok"], d["error"]["code"]')" "False process-gone"
 }
+
+@test "a restore says in which audit session the processes were and are" {
+  need_root "CRIU"
+  start_target memory --size 1M
+  dump_it
+  restore_it --json
+  assert_equal "$(json "[one for one in d['lost'] if 'audit' in one]")" "[]"
+  kill -9 "$TARGET"
+  wait_until 60 number_is_free
+  rm -rf "$image"
+  [[ -w /proc/self/loginuid && $(</proc/self/sessionid) == 4294967295 ]] || skip "no audit here, or a session already"
+  exec_on_gpu() { echo 0 >"/proc/$BASHPID/loginuid"; exec "$@"; }
+  start_target memory --size 1M
+  local session
+  session=$(<"/proc/$TARGET/sessionid")
+  [[ $session != 4294967295 ]] || skip "this kernel gives no audit session"
+  dump_it
+  restore_it --json
+  assert_contains "$(json "'; '.join(d['lost'])")" "audit sessions (ausearch --session): process $TARGET: $session, now "
+  assert_equal "$(<"/proc/$TARGET/loginuid")" 0
+  target_goes_on
+}
