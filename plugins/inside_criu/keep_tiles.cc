@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "abi/processor_state.h"
+#include "inside_criu/calls.h"
 #include "inside_criu/table.h"
 
 namespace {
@@ -24,6 +25,7 @@ namespace {
 constexpr int kPeekFirst = 1;  // PTRACE_PEEKTEXT
 constexpr int kPeekLast = 3;   // PTRACE_PEEKUSER
 constexpr int kGetRegisterSet = 0x4204;
+constexpr std::uintptr_t kRegistersNote = 1;  // NT_PRSTATUS of linux/elf.h
 
 // Of these the kernel's answer comes by memory, and the C library's by value.
 bool answers_a_word(int request) { return request >= kPeekFirst && request <= kPeekLast; }
@@ -55,8 +57,10 @@ extern "C" long ptrace(int request, ...) noexcept {
     errno = 0;
     return word;
   }
-  const bool asks = request == kGetRegisterSet &&
-                    reinterpret_cast<std::uintptr_t>(address) == stasis::processor_state::kNote;
+  const auto note = reinterpret_cast<std::uintptr_t>(address);
+  if (request == kGetRegisterSet && note == kRegistersNote && result == 0 && table != nullptr)
+    stasis::inside_criu::make_call_again(thread, data);
+  const bool asks = request == kGetRegisterSet && note == stasis::processor_state::kNote;
   if (!asks || result != 0 || table == nullptr || !has_tiles(data)) return result;
   table->tiles_of.store(static_cast<std::uint64_t>(thread), std::memory_order_release);
   errno = EBUSY;

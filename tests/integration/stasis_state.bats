@@ -84,6 +84,22 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
   done
 }
 
+@test "a program that runs on after a dump keeps as much, and its calls that wait go on" {
+  need_root "CRIU"
+  report=$BATS_TEST_TMPDIR/report
+  start_target state --report "$report" --signal-threads
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "$TARGET" "${CHILDREN[@]}"
+  done_by dump "$TARGET" --images-dir "$image-first" --leave-running
+  # Of calls that the kernel has made again once by restart_syscall.
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  ask running
+  local which
+  for which in cuda plain; do
+    assert_equal "$(lost_of "$report.running.$which" | grep -vE "$known")" "" "lost ($which)"
+  done
+}
+
 @test "system calls that wait are made again after plain CRIU with the plugin" {
   need_root "CRIU"
   start_probe
