@@ -1,23 +1,18 @@
 // Locks and leases of open files that no descriptor leads to any more, only a mapping: the kernel
 // keeps them as long as that, and CRIU 4.2.1 finds locks by descriptors alone.
 #include <fcntl.h>
-#include <sys/sysmacros.h>
 
-#include <charconv>
-#include <cstdint>
-#include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/file_locks.h"
 
 namespace stasis::doctor {
 namespace {
@@ -28,60 +23,11 @@ constexpr Kind kMappedLock{
     "are closed; a restore loses them",
     "keep the descriptor open as long as the lock is to hold"};
 
-constexpr std::size_t kMostLocks = 100'000;
 // For the descriptors of a locked file, each among those of all processes.
 constexpr std::size_t kMostSearches = 256;
 
-// A line of /proc/locks, or behind "lock:" of /proc/PID/fdinfo/N, which are alike:
-// "1: FLOCK  ADVISORY  WRITE 12 fe:00:34 0 EOF". One that waits has "->" behind its number.
-struct HeldLock {
-  std::string text;  // without its number, which counts the lines
-  std::string kind;
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-};
-
-// By device and inode.
-using LocksByFile = std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<HeldLock>>;
-
-std::optional<HeldLock> parse_lock(const std::string& line) {
-  std::istringstream words(line);
-  HeldLock out;
-  std::string number;
-  std::string way;
-  std::string access;
-  std::string owner;
-  std::string place;
-  if (!(words >> number >> out.kind >> way >> access >> owner >> place)) return std::nullopt;
-  out.text = line.substr(line.find(out.kind));
-  unsigned major = 0;
-  unsigned minor = 0;
-  const char* const end = place.data() + place.size();
-  const auto first = std::from_chars(place.data(), end, major, 16);
-  if (first.ec != std::errc() || first.ptr == end) return std::nullopt;
-  const auto second = std::from_chars(first.ptr + 1, end, minor, 16);
-  if (second.ec != std::errc() || second.ptr == end) return std::nullopt;
-  const auto third = std::from_chars(second.ptr + 1, end, out.inode);
-  if (third.ec != std::errc() || third.ptr != end) return std::nullopt;
-  out.device = makedev(major, minor);
-  return out;
-}
-
-// Those that stay with an open file; others are a process's, and end with any of its descriptors.
-LocksByFile locks_of_open_files() {
-  LocksByFile out;
-  std::size_t count = 0;
-  std::istringstream lines(read_file(AT_FDCWD, "/proc/locks").value_or(""));
-  for (std::string line; count < kMostLocks && std::getline(lines, line); ++count) {
-    auto lock = parse_lock(line);
-    if (lock && (lock->kind == "FLOCK" || lock->kind == "OFDLCK" || lock->kind == "LEASE"))
-      out[{lock->device, lock->inode}].push_back(std::move(*lock));
-  }
-  return out;
-}
-
 bool shows_lock(Pid pid, const std::vector<proc::OpenFile>& files, std::string_view path,
-                const HeldLock& lock) {
+                const proc::HeldLock& lock) {
   for (const proc::OpenFile& file : files) {
     if (file.path != path) continue;
     const auto text =
@@ -90,7 +36,7 @@ bool shows_lock(Pid pid, const std::vector<proc::OpenFile>& files, std::string_v
     for (std::string line; std::getline(lines, line);) {
       constexpr std::string_view kLine = "lock:\t";
       if (!line.starts_with(kLine)) continue;
-      const auto shown = parse_lock(line.substr(kLine.size()));
+      const auto shown = proc::parse_lock(line.substr(kLine.size()));
       if (shown && shown->text == lock.text) return true;
     }
   }
@@ -99,7 +45,7 @@ bool shows_lock(Pid pid, const std::vector<proc::OpenFile>& files, std::string_v
 
 // Has any process a descriptor of it? Those of the tree first; others are asked seldom.
 bool has_descriptor(Facts& facts, const Processes& processes, std::string_view path,
-                    const HeldLock& lock) {
+                    const proc::HeldLock& lock) {
   std::set<int> tree;
   for (const proc::ProcessInfo& info : processes) {
     tree.insert(info.pid.value);
@@ -120,7 +66,7 @@ bool has_descriptor(Facts& facts, const Processes& processes, std::string_view p
 }  // namespace
 
 void probe_mapped_locks(Facts& facts, const Processes& processes, Signs& out) {
-  auto locks = locks_of_open_files();
+  auto locks = proc::locks_of_open_files();
   std::size_t searches = 0;
   for (const proc::ProcessInfo& info : processes) {
     const auto mappings = locks.empty() ? nullptr : facts.mappings(info.pid);
@@ -129,7 +75,7 @@ void probe_mapped_locks(Facts& facts, const Processes& processes, Signs& out) {
       if (mapping.inode == 0 || !mapping.path.starts_with('/')) continue;
       const auto own = locks.find({mapping.device, mapping.inode});
       if (own == locks.end()) continue;
-      for (const HeldLock& lock : own->second) {
+      for (const proc::HeldLock& lock : own->second) {
         if (facts.is_over() || ++searches > kMostSearches) return;
         if (!has_descriptor(facts, processes, mapping.path, lock))
           out.add(info.pid, kMappedLock, fmt::format("{} ({})", mapping.path, lock.kind));

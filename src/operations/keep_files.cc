@@ -20,6 +20,7 @@
 #include "image/directory.h"
 #include "operations/kept_files.h"
 #include "operations/kept_files_format.h"
+#include "proc/file_locks.h"
 
 namespace stasis {
 namespace {
@@ -38,10 +39,19 @@ bool is_utf8(const std::string& text) {
 
 bool is_below_shared_memory(const std::string& path) { return path.starts_with("/dev/shm/"); }
 
-// No link is followed, and the file is what CRIU has noted.
-std::optional<UniqueFd> open_as_noted(const NeededFile& file, struct stat& info) {
+bool would_break_lease(const UniqueFd& folder, const std::string& name,
+                       const proc::LocksByFile& locks) {
+  struct stat info {};
+  return !locks.empty() && ::fstatat(folder.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+         proc::breaks_lease(locks, info.st_dev, info.st_ino);
+}
+
+// No link is followed, and the file is what CRIU has noted. Not one that a program has a lease of:
+// it would get a signal.
+std::optional<UniqueFd> open_as_noted(const NeededFile& file, struct stat& info,
+                                      const proc::LocksByFile& locks = {}) {
   const auto folder = open_folder_of(file.path);
-  if (!folder) return std::nullopt;
+  if (!folder || would_break_lease(*folder, name_of_path(file.path), locks)) return std::nullopt;
   auto opened =
       open_checked(folder->get(), name_of_path(file.path), O_RDONLY | O_NOFOLLOW, is_regular_file);
   if (!opened || ::fstat(opened->get(), &info) != 0) return std::nullopt;
@@ -174,9 +184,10 @@ class Keeper {
         if (!is_new && file.size) at->second = file;
       }
     }
+    const auto locks = written.empty() ? proc::LocksByFile() : proc::locks_of_open_files();
     for (const auto& [path, file] : written) {
       struct stat info {};
-      const auto opened = open_as_noted(file, info);
+      const auto opened = open_as_noted(file, info, locks);
       if (!opened || !is_utf8(path)) {
         report_.lost.push_back(fmt::format("the content of {}, which is open for writing", path));
         continue;

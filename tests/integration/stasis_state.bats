@@ -86,13 +86,12 @@ lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { p
 
 @test "a program that runs on after a dump keeps as much, and its calls that wait go on" {
   need_root "CRIU"
-  report=$BATS_TEST_TMPDIR/report
-  start_target state --report "$report" --signal-threads
-  mapfile -t CHILDREN < <(children_of "$TARGET")
-  at_end_kill "$TARGET" "${CHILDREN[@]}"
-  done_by dump "$TARGET" --images-dir "$image-first" --leave-running
+  start_probe --signal-threads
+  done_by dump "$TARGET" --images-dir "$image-first" --leave-running --file-locks --json
+  # Who opened that would break the lease, and a signal would end the program.
+  assert_contains "$(json "'; '.join(d['lost'])")" "report.lease.plain-file, which is open for writing"
   # Of calls that the kernel has made again once by restart_syscall.
-  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --file-locks
   ask running
   local which
   for which in cuda plain; do
