@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <initializer_list>
 #include <span>
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@
 #include "base/listing.h"
 #include "base/processors.h"
 #include "base/threads.h"
+#include "base/units.h"
 #include "proc/parking.h"
 #include "proc/procfs.h"
 
