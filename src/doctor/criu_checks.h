@@ -135,13 +135,6 @@ void probe_semaphores(Facts& facts, const Processes& processes, Signs& out);
 // criu_terminals.cc
 void probe_terminals(Facts& facts, const Processes& processes, const CriuOptions& options,
                      Signs& out);
-// Numbers of the kernel's admin-guide/devices.txt: a master is 5:2, the slaves are 136:0 to
-// 143:255.
-inline constexpr unsigned kPtmxMajor = 5;
-inline constexpr unsigned kPtmxMinor = 2;
-inline constexpr unsigned kSlaveFirst = 136;
-inline constexpr unsigned kSlaveLast = 143;
-inline constexpr unsigned kPerMajor = 256;
 // The number of the terminal that a master is the other end of; negative if it does not tell.
 int index_of_master(Pid pid, int descriptor);
 

@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
 #include "proc/served_files.h"
+#include "proc/terminal_state.h"
 
 namespace stasis::doctor {
 namespace {
@@ -131,22 +132,8 @@ class PipeSearch {
   // The file system of the slaves and the device: each container has a /dev/pts/0.
   using Terminal = std::pair<dev_t, dev_t>;
 
-  // Of a master that is not on a devpts itself, the one beside it.
-  static dev_t instance_of(Pid pid, int descriptor) {
-    const std::string link = fmt::format("/proc/{}/fd/{}", pid.value, descriptor);
-    const auto system = proc::file_system_of(pid, link);
-    const bool on_devpts = system && system->f_type == DEVPTS_SUPER_MAGIC;
-    const std::string place = on_devpts ? link : fmt::format("/proc/{}/root/dev/pts", pid.value);
-    // The process's root may be on any file system.
-    const bool is_ours = proc::answers(pid, fmt::format("/proc/{}/root", pid.value)) &&
-                         !proc::leads_over_served(pid, "/dev/pts");
-    if (!on_devpts && !is_ours) return 0;
-    const auto info = proc::known_status(place);
-    return info ? info->st_dev : 0;
-  }
-
   static unsigned index_of(dev_t slave) {
-    return (major(slave) - kSlaveFirst) * kPerMajor + minor(slave);
+    return (major(slave) - proc::kSlaveFirst) * proc::kPerMajor + minor(slave);
   }
 
   void learn(Pid pid) {
@@ -158,12 +145,14 @@ class PipeSearch {
       if (!may_be_fifo) continue;
       const auto seen = probe_end(pid, file.descriptor);
       if (!seen) continue;
-      if (seen->is_device && major(seen->device) == kPtmxMajor &&
-          minor(seen->device) == kPtmxMinor) {
+      if (seen->is_device && major(seen->device) == proc::kPtmxMajor &&
+          minor(seen->device) == proc::kPtmxMinor) {
         const int index = index_of_master(pid, file.descriptor);
         const auto number = static_cast<unsigned>(index);
-        const dev_t slave = makedev(kSlaveFirst + number / kPerMajor, number % kPerMajor);
-        if (index >= 0) masters_.insert({{instance_of(pid, file.descriptor), slave}, pid});
+        const dev_t slave =
+            makedev(proc::kSlaveFirst + number / proc::kPerMajor, number % proc::kPerMajor);
+        if (index >= 0)
+          masters_.insert({{proc::instance_of_master(pid, file.descriptor), slave}, pid});
       }
       if (!seen->is_fifo) continue;
       Pipe& pipe = pipes_[seen->key];

@@ -81,6 +81,14 @@ struct FileStateRecord {
   bool signals = false;              // O_ASYNC, which has to be set by the process
   std::uint32_t owner_thread = 0;    // that it signals (F_OWNER_TID); 0: none
   std::uint32_t value_high = 0;      // an eventfd: the upper half of its value
+  // A pipe: what is not as of a new one of the user who has dumped.
+  std::optional<std::uint32_t> mode = {};
+  std::optional<std::uint32_t> uid = {};
+  std::optional<std::uint32_t> gid = {};
+  bool stopped = false;        // a terminal: what is written to this end is stopped (TCOOFF)
+  bool stop_typed = false;     // a master: what is written to its slave is, by ^S
+  std::uint32_t in_speed = 0;  // a master: the terminal's speeds, if one has no name (BOTHER)
+  std::uint32_t out_speed = 0;
   bool operator==(const FileStateRecord&) const = default;
 };
 

@@ -134,6 +134,13 @@ void fields(auto& io, Described<FileStateRecord> auto& file) {
   io.optional("signals", file.signals);
   io.optional("owner_thread", file.owner_thread);
   io.optional("value_high", file.value_high);
+  io.optional("mode", file.mode, Within{0, 07777});
+  io.optional("uid", file.uid);
+  io.optional("gid", file.gid);
+  io.optional("stopped", file.stopped);
+  io.optional("stop_typed", file.stop_typed);
+  io.optional("in_speed", file.in_speed);
+  io.optional("out_speed", file.out_speed);
 }
 
 void fields(auto& io, Described<ListenerRecord> auto& listener) {

@@ -331,7 +331,9 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
   state.files = {{7, true},
                  {8, false, 50, 16, true},
                  {9, false, 0, 0, false, "", true, 102},
-                 {10, true, 0, 0, false, std::string(72, 'a')}};
+                 {10, true, 0, 0, false, std::string(72, 'a')},
+                 {11, false, 0, 0, false, "", false, 0, 0, 0640, 12, 34},
+                 {12, false, 0, 0, false, "", false, 0, 0, {}, {}, {}, true, true, 12345, 23456}};
   manifest.processes[0].kernel_state = state;
   manifest.processes[1].kernel_state.emplace();
   const auto back = parse_manifest(serialize_manifest(manifest));
@@ -353,7 +355,8 @@ TEST(Manifest, WhatTheKernelKeepsComesBackAndMayMiss) {
     EXPECT_EQ(with([&](Json& j) { j["timers"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   }
   for (const char* key : {"fd", "exclusive", "poll_microseconds", "poll_budget", "poll_prefer",
-                          "locked_settings", "signals", "owner_thread"})
+                          "locked_settings", "signals", "owner_thread", "mode", "uid", "gid",
+                          "stopped", "stop_typed", "in_speed", "out_speed"})
     EXPECT_EQ(with([&](Json& j) { j["files"][0][key] = -1; }), ErrorCode::kImageCorrupt) << key;
   EXPECT_EQ(with([](Json& j) { j["files"][0]["poll_budget"] = 65536; }), ErrorCode::kImageCorrupt);
   for (const std::string& text : {std::string(72, 'x'), std::string(70, '0')})

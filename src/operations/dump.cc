@@ -361,8 +361,10 @@ class DumpRun {
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
     STASIS_TRY(tree().verify_programs());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(tree()));
-    read_kernel_state(root_, manifest_.processes);
-    auto lost = note_answers(answers_, manifest_.processes);
+    std::vector<std::string> lost;
+    read_kernel_state(root_, manifest_.processes, lost);
+    for (std::string& answer : note_answers(answers_, manifest_.processes))
+      lost.push_back(std::move(answer));
     for (std::string& late : set_late(manifest_.processes))
       lost.push_back(std::move(late));
     if (has_terminal_data(writer_->criu_dir()))

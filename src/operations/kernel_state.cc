@@ -17,9 +17,11 @@
 #include "base/threads.h"
 #include "criu/criu_core.h"
 #include "image/manifest_format.h"
+#include "operations/lost.h"
 #include "proc/file_state.h"
 #include "proc/parking.h"
 #include "proc/procfs.h"
+#include "proc/terminal_state.h"
 #include "proc/thread_state.h"
 #include "proc/timerfd.h"
 
@@ -112,9 +114,43 @@ std::vector<FileStateRecord> read_files(Pid pid) {
       settings += fmt::format("{:02x}", static_cast<unsigned char>(c));
     records.push_back({file.descriptor, file.exclusive, file.polling.microseconds,
                        file.polling.budget, file.polling.prefer, std::move(settings), file.signals,
-                       own_number_of(file.owner_thread), file.value_high});
+                       own_number_of(file.owner_thread), file.value_high, file.mode, file.uid,
+                       file.gid});
   }
   return records;
+}
+
+FileStateRecord* record_of(std::vector<FileStateRecord>& records, int descriptor) {
+  for (FileStateRecord& record : records)
+    if (record.descriptor == descriptor) return &record;
+  if (records.size() == manifest_format::kMaxFileStates) return nullptr;
+  return &records.emplace_back(FileStateRecord{descriptor});
+}
+
+// The ends of one may be in two processes.
+void read_terminals(std::vector<ProcessRecord>& processes, std::vector<std::string>& out) {
+  std::vector<Pid> tree;
+  std::map<Pid, ProcessRecord*> by_number;
+  for (ProcessRecord& process : processes) {
+    tree.push_back(process.pid);
+    by_number.emplace(process.pid, &process);
+  }
+  const proc::TerminalStates terminals = proc::terminal_states(tree);
+  for (const auto& [pid, state] : terminals.states) {
+    auto& kernel_state = by_number.at(pid)->kernel_state;
+    FileStateRecord* const record =
+        kernel_state ? record_of(kernel_state->files, state.descriptor) : nullptr;
+    if (record == nullptr) continue;
+    record->stopped = state.is_stopped;
+    record->stop_typed = state.has_typed_stop;
+    record->in_speed = state.input_speed;
+    record->out_speed = state.output_speed;
+  }
+  Lost lost(out);
+  for (const auto& [pid, descriptor] : terminals.unknown)
+    lost.add(pid, descriptor,
+             "that output to the terminal is stopped: whether by ^S or by TCOOFF cannot be told of "
+             "one in packet mode (TIOCPKT), or whose other end is full");
 }
 
 Result<void> set_file(Pid pid, const Pidfd& process, const FileStateRecord& record) {
@@ -124,6 +160,13 @@ Result<void> set_file(Pid pid, const Pidfd& process, const FileStateRecord& reco
   state.polling = {record.poll_microseconds, static_cast<std::uint16_t>(record.poll_budget),
                    record.poll_prefer};
   state.value_high = record.value_high;
+  state.mode = record.mode;
+  state.uid = record.uid;
+  state.gid = record.gid;
+  state.is_stopped = record.stopped;
+  state.has_typed_stop = record.stop_typed;
+  state.input_speed = record.in_speed;
+  state.output_speed = record.out_speed;
   const std::string& digits = record.locked_settings;
   for (std::size_t i = 0; i + 1 < digits.size(); i += 2) {
     unsigned byte = 0;
@@ -281,7 +324,8 @@ void make_calls(Pid pid, Tid thread, const std::vector<Call>& calls, Warnings& w
 
 }  // namespace
 
-void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
+void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes,
+                       std::vector<std::string>& lost) {
   const proc::ProcFs procfs;
   GivenProcessors given;
   if (const auto info = procfs.process(root))
@@ -307,6 +351,7 @@ void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes) {
     state.files = read_files(process.pid);
     process.kernel_state = std::move(state);
   });
+  read_terminals(processes, lost);
 }
 
 std::vector<std::string> set_late(const std::vector<ProcessRecord>& processes) {

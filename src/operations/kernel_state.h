@@ -14,8 +14,10 @@
 namespace stasis {
 
 // Reads it of every process of the tree below `root`, which stands still, into `processes`. What
-// cannot be read is left out: the restore then leaves it as CRIU does.
-void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes);
+// cannot be read is left out: the restore then leaves it as CRIU does. Of what cannot be told for
+// sure a sentence goes to `lost`.
+void read_kernel_state(Pid root, std::vector<ProcessRecord>& processes,
+                       std::vector<std::string>& lost);
 
 // Of which processes some of it is set only when they have run for a moment after a restore: those
 // without CUDA, whose threads are not parked. A sentence each.

@@ -1,9 +1,11 @@
 #include "proc/file_state.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@
 #include "proc/descriptors.h"
 #include "proc/procfs.h"
 #include "proc/served_files.h"
+#include "proc/terminal_state.h"
 
 namespace stasis::proc {
 namespace {
@@ -115,6 +118,40 @@ bool set_upper_half(const UniqueFd& eventfd, std::uint64_t wanted) {
   return ::write(eventfd.get(), &more, sizeof more) == sizeof more;
 }
 
+constexpr mode_t kModeBits = 07777;
+constexpr mode_t kUsualPipe = 0600;
+
+bool is_nameless_pipe(const UniqueFd& copy) {
+  struct statfs system {};
+  return ::fstatfs(copy.get(), &system) == 0 && system.f_type == PIPEFS_MAGIC;
+}
+
+// CRIU makes each as the user who restores.
+void note_pipe(const UniqueFd& copy, FileState& state) {
+  struct stat info {};
+  if (!is_nameless_pipe(copy) || ::fstat(copy.get(), &info) != 0) return;
+  if ((info.st_mode & kModeBits) != kUsualPipe) state.mode = info.st_mode & kModeBits;
+  if (info.st_uid == ::geteuid() && info.st_gid == ::getegid()) return;
+  state.uid = info.st_uid;
+  state.gid = info.st_gid;
+}
+
+// The other end, or a copy in another process, may have been set already.
+bool set_pipe(const UniqueFd& copy, const FileState& wanted) {
+  struct stat info {};
+  if (!is_nameless_pipe(copy)) {
+    errno = EBADF;
+    return false;
+  }
+  if (::fstat(copy.get(), &info) != 0) return false;
+  const uid_t uid = wanted.uid.value_or(info.st_uid);
+  const gid_t gid = wanted.gid.value_or(info.st_gid);
+  if ((uid != info.st_uid || gid != info.st_gid) && ::fchown(copy.get(), uid, gid) != 0)
+    return false;
+  const mode_t mode = wanted.mode.value_or(info.st_mode & kModeBits);
+  return mode == (info.st_mode & kModeBits) || ::fchmod(copy.get(), mode) == 0;
+}
+
 Tid owner_thread(const UniqueFd& copy) {
   f_owner_ex owner{};
   const bool is_thread =
@@ -155,6 +192,7 @@ std::vector<FileState> file_states(Pid pid) {
       state.exclusive = exclusive != 0;
       state.locked_settings = settings_if_locked(*copy);
     }
+    if (file.path.starts_with("pipe:[")) note_pipe(*copy, state);
     const int flags = ::fcntl(copy->get(), F_GETFL);
     state.signals = flags >= 0 && (flags & O_ASYNC) != 0;
     state.owner_thread = owner_thread(*copy);
@@ -184,7 +222,11 @@ std::vector<int> watched_folders(Pid pid) {
 
 Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& state) {
   const bool is_locked = !state.locked_settings.empty();
-  if (!state.exclusive && !is_locked && state.polling == EpollPolling{} && state.value_high == 0)
+  const bool is_pipe = state.mode || state.uid || state.gid;
+  const bool is_terminal =
+      state.is_stopped || state.has_typed_stop || state.input_speed != 0 || state.output_speed != 0;
+  if (!state.exclusive && !is_locked && state.polling == EpollPolling{} && state.value_high == 0 &&
+      !is_pipe && !is_terminal)
     return {};
   STASIS_TRY_ASSIGN(auto copy, take_descriptor(pid, process, state.descriptor));
   const PollParameters polling{state.polling.microseconds, state.polling.budget,
@@ -193,6 +235,8 @@ Result<void> set_file_state(Pid pid, const Pidfd& process, const FileState& stat
   if (state.polling != EpollPolling{}) done = ::ioctl(copy.get(), kSetParameters, &polling) == 0;
   if (state.value_high != 0) done = set_upper_half(copy, state.value_high);
   if (is_locked) done = set_despite_lock(copy, state.locked_settings);
+  if (is_pipe) done = set_pipe(copy, state);
+  if (is_terminal) done = set_terminal(copy, state) && done;
   if (state.exclusive) done = ::ioctl(copy.get(), TIOCEXCL) == 0 && done;
   if (done) return {};
   return fail(errno_error(

@@ -1,5 +1,6 @@
 // What an open file is set to, by fcntl(2) and ioctl(2). Sockets' own options: sockets.cc.
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -97,6 +98,23 @@ void add_signalling(Probe& probe, const char* name, bool of_socket, int signal) 
 }
 
 void add_pipes(Probe& probe) {
+  int owned[2] = {-1, -1};
+  if (pipe2(owned, O_CLOEXEC) == 0) {
+    const auto read_end = owned[0];
+    const auto write_end = owned[1];
+    probe.add(
+        kDescriptorsSubject, "mode and owner of a pipe (fchmod, fchown)",
+        [=] {
+          if (fchown(read_end, 12, 34) != 0) return Problem(because("fchown"));
+          return answer(fchmod(write_end, 0640), "fchmod");
+        },
+        [=] {
+          struct stat info {};
+          if (fstat(read_end, &info) != 0) return because("fstat");
+          return std::to_string(info.st_mode) + " of " + std::to_string(info.st_uid) + ":" +
+                 std::to_string(info.st_gid);
+        });
+  }
   const int pipe = end_of_pipe();
   probe.add(
       kDescriptorsSubject, "size of a pipe (F_SETPIPE_SZ)",
@@ -168,6 +186,88 @@ void add_terminal(Probe& probe) {
       });
 }
 
+struct Terminal {
+  int master = -1;
+  int slave = -1;
+};
+
+Terminal new_terminal() {
+  const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) return {};
+  return {master, open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC)};
+}
+
+std::string output_of(int end) {
+  pollfd state{end, POLLOUT, 0};
+  return poll(&state, 1, 0) == 1 ? "goes on" : "stopped";
+}
+// What is typed is taken a moment later.
+std::string output_after(const Terminal& terminal, char typed, const std::string& wanted) {
+  if (write(terminal.master, &typed, 1) != 1) return because("write");
+  std::string now = output_of(terminal.slave);
+  for (int i = 0; i < 2000 && now != wanted; ++i) {
+    usleep(1000);
+    now = output_of(terminal.slave);
+  }
+  return now;
+}
+
+void add_stopped_output(Probe& probe) {
+  constexpr char kStop = 023;
+  constexpr char kStart = 021;
+  const auto add = [&](const char* name, int end) {
+    probe.add(
+        kDescriptorsSubject, name, [=] { return answer(ioctl(end, TCXONC, TCOOFF), "TCXONC"); },
+        [=] { return output_of(end); });
+  };
+  const Terminal stopped = new_terminal();
+  add("output to a terminal that is stopped (TCOOFF)", stopped.slave);
+  add("input of a terminal that is stopped (TCOOFF of its master)", new_terminal().master);
+  const Terminal typed = new_terminal();
+  probe.add_check(
+      kDescriptorsSubject, "output to a terminal that is stopped by ^S, until ^Q",
+      [=]() -> Problem {
+        if (output_after(typed, kStop, "stopped") != "stopped") return "it goes on";
+        return std::nullopt;
+      },
+      [=]() -> Problem {
+        if (output_of(typed.slave) != "stopped") return "it goes on";
+        if (output_after(typed, kStart, "goes on") != "goes on") return "^Q does not start it";
+        if (output_after(typed, kStop, "stopped") != "stopped") return "^S does not stop it";
+        return std::nullopt;
+      });
+}
+
+// struct termios2 of asm-generic/termbits.h
+struct SettingsWithSpeeds {
+  std::uint32_t flags[4] = {};
+  std::uint8_t characters[20] = {};
+  std::uint32_t input_speed = 0;
+  std::uint32_t output_speed = 0;
+};
+
+void add_speeds(Probe& probe) {
+  constexpr unsigned long kGet = _IOR('T', 0x2A, SettingsWithSpeeds);
+  constexpr unsigned long kSet = _IOW('T', 0x2B, SettingsWithSpeeds);
+  constexpr std::uint32_t kAll = 0010017;  // CBAUD
+  constexpr std::uint32_t kNameless = 0010000;
+  const Terminal terminal = new_terminal();
+  probe.add(
+      kDescriptorsSubject, "speed of a terminal that has no name (BOTHER)",
+      [=] {
+        SettingsWithSpeeds settings;
+        if (ioctl(terminal.slave, kGet, &settings) != 0) return Problem(because("TCGETS2"));
+        settings.flags[2] = (settings.flags[2] & ~kAll) | kNameless;
+        settings.input_speed = settings.output_speed = 12345;
+        return answer(ioctl(terminal.slave, kSet, &settings), "TCSETS2");
+      },
+      [=] {
+        SettingsWithSpeeds settings;
+        if (ioctl(terminal.slave, kGet, &settings) != 0) return because("TCGETS2");
+        return std::to_string(settings.input_speed) + " " + std::to_string(settings.output_speed);
+      });
+}
+
 // linux/eventpoll.h, since Linux 6.9
 struct PollParameters {
   std::uint32_t microseconds = 0;
@@ -236,6 +336,8 @@ void add_descriptors(Probe& probe) {
   add_files(probe);
   add_dnotify(probe, first + 2);
   add_terminal(probe);
+  add_stopped_output(probe);
+  add_speeds(probe);
   add_epoll(probe);
   add_eventfds(probe);
 }
