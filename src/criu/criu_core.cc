@@ -240,13 +240,6 @@ bool has_tiles(const UniqueFd& criu_dir, Tid thread) {
   return (in_use & processor_state::kTiles) != 0;
 }
 
-bool has_terminal_data(const UniqueFd& criu_dir) {
-  constexpr off_t kHead = 8;  // two magic numbers
-  struct stat info {};
-  return ::fstatat(criu_dir.get(), "tty-data.img", &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-         S_ISREG(info.st_mode) && info.st_size > kHead;
-}
-
 int highest_number(const UniqueFd& criu_dir) {
   constexpr std::uint32_t kLastField = 5;  // of pstree_entry, images/pstree.proto: all are numbers
   constexpr std::uint32_t kMost = 1U << 22;  // PID_MAX_LIMIT of the kernel

@@ -27,11 +27,6 @@ bool has_tiles(const UniqueFd& criu_dir, Tid thread);
 // The threads of a dumped process that stands still for which that is so.
 std::vector<Tid> threads_with_tiles(const UniqueFd& criu_dir, Pid pid);
 
-// Whether CRIU has taken from a terminal what was not yet read (tty-data.img). It writes that to
-// the other end again, where the terminal changes it: ends of lines, and the echo of what was
-// typed.
-bool has_terminal_data(const UniqueFd& criu_dir);
-
 // The highest number that a restore makes processes and threads by (pstree.img): for a group and a
 // session whose leader has ended CRIU makes one as well. 0 if the file does not say.
 int highest_number(const UniqueFd& criu_dir);

@@ -1,3 +1,4 @@
+// Long because all that is read of files.img, and changed in it, goes by the same forms.
 #include "criu/criu_files.h"
 
 #include <fcntl.h>
@@ -411,28 +412,76 @@ std::optional<std::string> without_thread(protozero::data_view owner) {
   return out;
 }
 
-}  // namespace
-
-Result<void> drop_owner_threads(const UniqueFd& criu_dir) {
+// Gives files.img other entries, where `change` of a kind and an entry is one.
+template <typename Change>
+Result<void> change_entries(const UniqueFd& criu_dir, const Change& change) {
   const std::string image = read_criu_image(criu_dir, kFilesImage);
   std::string out = image.substr(0, 8);
   bool is_needed = false;
   const bool whole = each_message(image, kFilesMagic, [&](const protozero::pbf_reader& message) {
     append_message(out, copy_message(message, [&](std::uint32_t kind, protozero::data_view entry) {
-                     const std::uint32_t owner = owner_field(kind);
-                     return owner == 0 ? std::nullopt
-                                       : std::optional(copy_message(
-                                             protozero::pbf_reader(entry),
-                                             [&](std::uint32_t tag, protozero::data_view value) {
-                                               auto other = tag == owner ? without_thread(value)
-                                                                         : std::nullopt;
-                                               is_needed |= other.has_value();
-                                               return other;
-                                             }));
+                     std::optional<std::string> other = change(kind, entry);
+                     is_needed |= other.has_value();
+                     return other;
                    }));
   });
   if (!whole || !is_needed) return {};
   return replace_files_image(criu_dir, out);
+}
+
+}  // namespace
+
+Result<void> drop_owner_threads(const UniqueFd& criu_dir) {
+  return change_entries(
+      criu_dir, [](std::uint32_t kind, protozero::data_view entry) -> std::optional<std::string> {
+        bool is_thread = false;
+        const std::uint32_t owner = owner_field(kind);
+        if (owner == 0) return std::nullopt;
+        std::string other = copy_message(
+            protozero::pbf_reader(entry), [&](std::uint32_t tag, protozero::data_view value) {
+              auto without = tag == owner ? without_thread(value) : std::nullopt;
+              is_thread |= without.has_value();
+              return without;
+            });
+        return is_thread ? std::optional(std::move(other)) : std::nullopt;
+      });
+}
+
+namespace {
+
+// tty_file_entry and reg_file_entry: where the flags of a file are that signals only if it is not
+// opened with O_ASYNC; 0: it is none.
+std::uint32_t signalling_field(std::uint32_t kind, const protozero::data_view& entry) {
+  constexpr std::uint32_t kRegularField = 3;
+  constexpr std::uint32_t kTerminalField = 19;
+  constexpr std::uint32_t kMode = 10;
+  if (kind == kTerminalField) return 3;
+  if (kind != kRegularField) return 0;
+  auto fields = numbers_of(protozero::pbf_reader(entry));
+  return S_ISFIFO(static_cast<mode_t>(fields[kMode])) ? 2 : 0;
+}
+
+// Nothing if it does not signal.
+std::optional<std::string> without_signalling(std::uint32_t kind, protozero::data_view entry) {
+  const std::uint32_t field = signalling_field(kind, entry);
+  if (field == 0 || (numbers_of(protozero::pbf_reader(entry))[field] & O_ASYNC) == 0)
+    return std::nullopt;
+  std::string out;
+  protozero::pbf_writer writer(out);
+  protozero::pbf_reader message(entry);
+  while (message.next()) {
+    if (message.tag() == field && message.wire_type() == protozero::pbf_wire_type::varint)
+      writer.add_uint32(field, message.get_uint32() & ~static_cast<std::uint32_t>(O_ASYNC));
+    else
+      copy_field(message, writer);
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<void> drop_signalling(const UniqueFd& criu_dir) {
+  return change_entries(criu_dir, without_signalling);
 }
 
 std::optional<std::string> what_is_wrong(const NeededFile& file) {

@@ -30,6 +30,7 @@
 #include "operations/dump_checks.h"
 #include "operations/dump_connections.h"
 #include "operations/dump_manifest.h"
+#include "operations/dump_terminals.h"
 #include "operations/dump_watch.h"
 #include "operations/host_memory_dump.h"
 #include "operations/image_watcher.h"
@@ -289,7 +290,13 @@ class DumpRun {
                               [this] { return watch_.check(tree()); }};
     phases_.begin("criu start");
     auto dumped = criu_->dump(
-        request, [this] { return complete_image(); }, env_.interrupt);
+        request,
+        [this] {
+          auto done = complete_image();
+          if (!done) terminals_.give_back(env_);
+          return done;
+        },
+        env_.interrupt);
     watcher_.reset();
     fault_only(FaultPoint::kDumpFinish);
     const InsideCriu* const inside = host_.inside_criu();
@@ -357,6 +364,10 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
+    std::vector<Pid> pids;
+    for (const TreeMember& member : tree().members())
+      pids.push_back(member.process.pid());
+    terminals_ = DumpedTerminals(writer_->criu_dir(), std::move(pids), !ends(), env_);
     STASIS_TRY(watch_.refuse_held_up(tree()));
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
     STASIS_TRY(tree().verify_programs());
@@ -367,14 +378,11 @@ class DumpRun {
       lost.push_back(std::move(answer));
     for (std::string& late : set_late(manifest_.processes))
       lost.push_back(std::move(late));
-    if (has_terminal_data(writer_->criu_dir()))
-      lost.emplace_back(
-          "unread input of a terminal in its first form: a restore writes it again, with other "
-          "ends "
-          "of lines and a second echo");
+    terminals_.tell_of_unread(lost);
     STASIS_TRY(restart_calls_of(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
+    STASIS_TRY(drop_signalling(writer_->criu_dir()));
     STASIS_TRY(rename_deleted(writer_->criu_dir()));
     if (connections_.are_all_saved()) STASIS_TRY(count_as_sent(writer_->criu_dir()));
     STASIS_TRY(refuse_descriptors_under_way(writer_->criu_dir(), criu_options_));
@@ -586,6 +594,7 @@ class DumpRun {
   bool is_committed_ = false;
   ImageNeeds needs_;
   std::optional<ImageWriter> writer_;
+  DumpedTerminals terminals_;
   std::optional<OpenedTree> opened_;
   CriuOptions criu_options_;
   SyncPolicy sync_ = SyncPolicy::kDisk;

@@ -10,6 +10,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -103,6 +104,14 @@ int index_of(const TerminalEnd& master) {
   return copy && ::ioctl(copy->get(), TIOCGPTN, &index) == 0 ? index : -1;
 }
 
+// Of which terminal that descriptor is an end.
+std::optional<TerminalKey> key_of(const TerminalEnd& end, const struct stat& status) {
+  if (is_slave(status)) return TerminalKey{status.st_dev, index_of_slave(status)};
+  if (!is_master(status)) return std::nullopt;
+  const TerminalKey key{instance_of_master(end.pid, end.descriptor), index_of(end)};
+  return key.instance != 0 && key.index >= 0 ? std::optional(key) : std::nullopt;
+}
+
 std::map<TerminalKey, TerminalEnds> terminals_of(std::span<const Pid> tree) {
   std::map<TerminalKey, TerminalEnds> out;
   const ProcFs procfs;
@@ -114,15 +123,10 @@ std::map<TerminalKey, TerminalEnds> terminals_of(std::span<const Pid> tree) {
       const auto status = known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
       if (!status) continue;
       const TerminalEnd end{pid, file.descriptor};
-      if (is_slave(*status)) {
-        auto& slave = out[{status->st_dev, index_of_slave(*status)}].slave;
-        if (!slave) slave = end;
-      } else if (is_master(*status)) {
-        const TerminalKey key{instance_of_master(pid, file.descriptor), index_of(end)};
-        if (key.instance == 0 || key.index < 0) continue;
-        auto& master = out[key].master;
-        if (!master) master = end;
-      }
+      const auto key = key_of(end, *status);
+      if (!key) continue;
+      auto& place = is_slave(*status) ? out[*key].slave : out[*key].master;
+      if (!place) place = end;
     }
   }
   return out;
@@ -221,7 +225,128 @@ bool type_stop(const UniqueFd& master) {
   return true;
 }
 
+// While it is there, what is written to the master comes out of the slave as it is, and the other
+// way round.
+class PlainTerminal {
+ public:
+  explicit PlainTerminal(const UniqueFd& end) : end_(end) {
+    is_known_ = ::ioctl(end.get(), kGetSettings, &before_) == 0;
+    SettingsWithSpeeds plain = before_;
+    plain.output &= ~static_cast<std::uint32_t>(OPOST);
+    // EXTPROC, IXON and its characters stay: a master in packet mode is told when they change, and
+    // without IXON output goes on that was stopped.
+    plain.input = before_.input & IXON;
+    plain.local &= ICANON | EXTPROC;
+    plain.characters.fill(_POSIX_VDISABLE);
+    for (const int which : {VMIN, VTIME, VSTOP, VSTART})
+      plain.characters[static_cast<std::size_t>(which)] =
+          before_.characters[static_cast<std::size_t>(which)];
+    is_plain_ = is_known_ && ::ioctl(end.get(), kSetSettings, &plain) == 0;
+  }
+  ~PlainTerminal() {
+    if (is_known_) (void)::ioctl(end_.get(), kSetSettings, &before_);
+  }
+  PlainTerminal(const PlainTerminal&) = delete;
+  PlainTerminal& operator=(const PlainTerminal&) = delete;
+  bool is_plain() const { return is_plain_; }
+
+ private:
+  const UniqueFd& end_;
+  SettingsWithSpeeds before_;
+  bool is_known_ = false;
+  bool is_plain_ = false;
+};
+
+// What a reader of a terminal has at once; the rest waits in another buffer (N_TTY_BUF_SIZE).
+constexpr std::size_t kAtOnce = 4000;
+
+// By the other end, as far as it has room: false for a part, too.
+bool write_to(const UniqueFd& other, const std::string& unread) {
+  std::size_t done = 0;
+  while (done < unread.size() && takes_output(other)) {
+    constexpr std::size_t kPiece = 1024;
+    const ssize_t now =
+        ::write(other.get(), unread.data() + done, std::min(kPiece, unread.size() - done));
+    if (now <= 0) break;
+    done += static_cast<std::size_t>(now);
+  }
+  return done == unread.size();
+}
+
+// Into the end itself, past the other one, to which nothing can be written while it is stopped.
+bool type_into(const UniqueFd& end, const std::string& unread) {
+  if (unread.size() > kAtOnce) {
+    errno = EAGAIN;
+    return false;
+  }
+  return std::all_of(unread.begin(), unread.end(),
+                     [&](char letter) { return ::ioctl(end.get(), TIOCSTI, &letter) == 0; });
+}
+
+// Of a master in packet mode a read begins with what has happened, 0 for nothing, alone if it is
+// something.
+std::string without_status(const UniqueFd& master, const std::string& unread) {
+  int packets = 0;
+  if (::ioctl(master.get(), TIOCGPKT, &packets) != 0 || packets == 0) return unread;
+  const std::size_t data = unread.find('\0');
+  return data == std::string::npos ? std::string() : unread.substr(data + 1);
+}
+
+void wait_for_unread(const UniqueFd& end, std::size_t size) {
+  constexpr auto kLong = std::chrono::milliseconds(200);
+  const auto deadline = std::chrono::steady_clock::now() + kLong;
+  const int wanted = static_cast<int>(std::min(size, kAtOnce));
+  for (int unread = 0; ::ioctl(end.get(), FIONREAD, &unread) == 0 && unread < wanted &&
+                       std::chrono::steady_clock::now() < deadline;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 }  // namespace
+
+Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags) {
+  constexpr unsigned kSettable = O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME | O_NONBLOCK;
+  STASIS_TRY_ASSIGN(const auto copy, copy_of({pid, descriptor}));
+  const int now = ::fcntl(copy.get(), F_GETFL);
+  const auto wanted =
+      static_cast<int>((static_cast<unsigned>(now) & ~kSettable) | (flags & kSettable));
+  if (now >= 0 && now == wanted) return {};
+  // A file that signals tells by the number by which it was set.
+  const UniqueFd same(::fcntl(copy.get(), F_DUPFD_CLOEXEC, descriptor));
+  const int by = same.get() == descriptor ? same.get() : copy.get();
+  if (now >= 0 && ::fcntl(by, F_SETFL, wanted) == 0) return {};
+  return fail(errno_error(
+      fmt::format("cannot set the flags of descriptor {} of process {}", descriptor, pid.value),
+      errno));
+}
+
+Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
+                             const std::string& unread) {
+  const TerminalEnd place{pid, descriptor};
+  STASIS_TRY_ASSIGN(const auto end, copy_of(place));
+  struct stat status {};
+  const auto key =
+      ::fstat(end.get(), &status) == 0 ? key_of(place, status) : std::optional<TerminalKey>();
+  const auto terminals = terminals_of(tree);
+  const auto found = key ? terminals.find(*key) : terminals.end();
+  if (found == terminals.end() || !found->second.master || !found->second.slave)
+    return fail(ErrorCode::kIo,
+                fmt::format("the terminal of descriptor {} of process {} has no other end",
+                            descriptor, pid.value),
+                {});
+  STASIS_TRY_ASSIGN(const auto other,
+                    copy_of(is_slave(status) ? *found->second.master : *found->second.slave));
+  const std::string what = is_slave(status) ? unread : without_status(end, unread);
+  const PlainTerminal plain(end);
+  const bool done =
+      plain.is_plain() && (takes_output(other) ? write_to(other, what) : type_into(end, what));
+  const int why = errno;
+  if (done) wait_for_unread(end, what.size());
+  if (done) return {};
+  return fail(errno_error(fmt::format("cannot write {} bytes to the terminal of descriptor {} of "
+                                      "process {} again",
+                                      unread.size(), descriptor, pid.value),
+                          why));
+}
 
 bool is_master(const struct stat& status) {
   return S_ISCHR(status.st_mode) && major(status.st_rdev) == kPtmxMajor &&

@@ -14,6 +14,7 @@
 
 #include "base/fd.h"
 #include "base/ids.h"
+#include "base/result.h"
 #include "proc/file_state.h"
 
 namespace stasis::proc {
@@ -42,6 +43,14 @@ struct TerminalStates {
 // Of the terminals of which these processes have a master and a slave: all of them stand still. To
 // tell how output is stopped, it goes on for a moment.
 TerminalStates terminal_states(std::span<const Pid> tree);
+
+// F_SETFL, with the flags that F_GETFL has told. The end stands still meanwhile.
+Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags);
+
+// Puts in front of a descriptor of a terminal, of which these processes have both ends, what was
+// read from it: as it was read, with no second echo. All of them stand still.
+Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
+                             const std::string& unread);
 
 // Through a copy of the descriptor. False, and errno, if the kernel refuses.
 bool set_terminal(const UniqueFd& copy, const FileState& wanted);

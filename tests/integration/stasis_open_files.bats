@@ -73,3 +73,69 @@ def look(): return [events(other), bool(events(end)[0] & select.POLLPRI)]"
   assert_contains "$err" "whether by ^S or by TCOOFF cannot be told"
   target_goes_on
 }
+
+@test "a dump that is given up late leaves terminals as they were, with what is not yet read of them" {
+  need_root "CRIU"
+  start_python "import signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+ends, others = zip(*[os.openpty() for _ in range(6)])
+os.write(others[0], b'hello\nworld')
+os.write(ends[1], b'a line\n')
+os.write(others[2], b'stopped')
+libc.ioctl(others[2], 0x540A, 0)  # TCXONC, TCOOFF
+os.write(others[3], b'by typing')
+os.write(ends[3], b'\x13')
+fcntl.ioctl(ends[4], 0x5420, struct.pack('i', 1))  # TIOCPKT
+os.write(others[4], b'packet')
+fcntl.fcntl(others[5], fcntl.F_SETFL, os.O_ASYNC)
+def waits(file): return struct.unpack('i', fcntl.ioctl(file, 0x541B, bytes(4)))[0]
+all = ends + others
+while [waits(end) for end in ends[:5]] != [12, 8, 7, 9, 6] or waits(others[1]) != 7 or events(others[3]) != [0]: time.sleep(0.001)
+def content(file):
+    if not waits(file): return None
+    return os.read(file, 100)
+def look():
+    told = [fcntl.fcntl(file, fcntl.F_GETFL) for file in all] + events(*all)
+    return told + [content(file) for file in all] if os.path.exists(here + '.read') else told"
+  look
+  local before=$told
+  STASIS_FAULT=dump.ending:error refused 1 internal dump "$TARGET" --images-dir "$image"
+  look
+  assert_equal "$told" "$before"
+  touch "$TARGET_STATUS.read"
+  look
+  assert_equal "$told" "${before%]}, b'hello\\r\\nworld', b'a line\\r\\n', b'stopped', b'by typing', b'\\x00packet', None, None, b'a line\\n', None, None, None, None]"
+}
+
+@test "a terminal and a FIFO that signal when they can be read (O_ASYNC) do so after a restore" {
+  need_root "CRIU"
+  start_python "import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+os.mkfifo(here + '.fifo')
+ends, others = zip(os.openpty(), os.openpty(), [os.open(here + '.fifo', os.O_RDWR)] * 2)
+files = [ends[0], others[1], ends[2]]
+for file in files:
+    fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_ASYNC)
+def told():
+    return signal.sigtimedwait([signal.SIGIO], 5) is not None
+def look():
+    os.write(others[0], b'x')
+    os.read(ends[0], 1)
+    signals = [told()]
+    os.write(ends[1], b'x\n')
+    os.read(others[1], 2)
+    signals.append(told())
+    while signal.sigtimedwait([signal.SIGIO], 0): pass
+    os.write(ends[2], b'x')
+    signals.append(told())
+    os.read(ends[2], 1)
+    while signal.sigtimedwait([signal.SIGIO], 0): pass
+    return signals + [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ASYNC for file in files]"
+  look
+  assert_equal "$told" "[True, True, True, 8192, 8192, 8192]"
+  dump_it
+  restore_it
+  look
+  assert_equal "$told" "[True, True, True, 8192, 8192, 8192]"
+}
