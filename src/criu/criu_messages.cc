@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstdio>
 
+#include <fmt/format.h>
+
 namespace stasis {
 
 std::string read_criu_image(const UniqueFd& dir, const std::string& name, std::size_t most) {
@@ -38,15 +40,20 @@ void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer) {
   }
 }
 
-Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image) {
-  constexpr const char* kNew = "files.img.new";
+Result<void> replace_criu_image(const UniqueFd& criu_dir, const std::string& name,
+                                const std::string& image) {
+  const std::string other = name + ".new";
   STASIS_TRY_ASSIGN(
-      auto file, open_file(criu_dir.get(), kNew, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
-  auto done = write_all(file.get(), image.data(), image.size(), kNew);
-  if (done) done = file.close(kNew);
-  if (done && ::renameat(criu_dir.get(), kNew, criu_dir.get(), kFilesImage) != 0)
-    done = fail(errno_error("cannot rename files.img.new", errno));
+      auto file, open_file(criu_dir.get(), other, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  auto done = write_all(file.get(), image.data(), image.size(), other);
+  if (done) done = file.close(other);
+  if (done && ::renameat(criu_dir.get(), other.c_str(), criu_dir.get(), name.c_str()) != 0)
+    done = fail(errno_error(fmt::format("cannot rename {}", other), errno));
   return done;
+}
+
+Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image) {
+  return replace_criu_image(criu_dir, kFilesImage, image);
 }
 
 }  // namespace stasis

@@ -33,7 +33,9 @@ inline constexpr std::size_t kMostOfImage = 64 << 20;  // bytes
 std::string read_criu_image(const UniqueFd& dir, const std::string& name,
                             std::size_t most = kMostOfImage);
 void append_message(std::string& image, std::string_view message);
-// Writes another files.img in the place of the one that is there. kIo.
+// Writes another image in the place of the one that is there. kIo.
+Result<void> replace_criu_image(const UniqueFd& criu_dir, const std::string& name,
+                                const std::string& image);
 Result<void> replace_files_image(const UniqueFd& criu_dir, const std::string& image);
 // The field at which `message` stands, as it is, whether it is known or not.
 void copy_field(protozero::pbf_reader& message, protozero::pbf_writer& writer);

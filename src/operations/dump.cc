@@ -23,6 +23,7 @@
 #include "checkpoint/suspend_record.h"
 #include "criu/criu_core.h"
 #include "criu/criu_deleted.h"
+#include "criu/criu_fifos.h"
 #include "criu/criu_files.h"
 #include "criu/criu_tcp_queues.h"
 #include "image/image_writer.h"
@@ -37,12 +38,14 @@
 #include "operations/kept_files.h"
 #include "operations/kernel_state.h"
 #include "operations/leftovers.h"
+#include "operations/lost.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"
 #include "operations/refusals.h"
 #include "operations/rollback.h"
 #include "operations/socket_state.h"
 #include "proc/bounded_seize.h"
+#include "proc/fifo_readers.h"
 #include "proc/tiles.h"
 
 namespace stasis {
@@ -180,6 +183,12 @@ class DumpRun {
   // The image is completed when the job runs again.
   bool is_deferred() const { return sync_ == SyncPolicy::kDeferred; }
   ProcessTree& tree() { return opened_->tree; }
+  std::vector<Pid> pids() {
+    std::vector<Pid> out;
+    for (const TreeMember& member : tree().members())
+      out.push_back(member.process.pid());
+    return out;
+  }
 
   // CRIU, the GPUs, the place of the image and its base; nothing is touched.
   Result<void> probe() {
@@ -364,10 +373,7 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
-    std::vector<Pid> pids;
-    for (const TreeMember& member : tree().members())
-      pids.push_back(member.process.pid());
-    terminals_ = DumpedTerminals(writer_->criu_dir(), std::move(pids), !ends(), env_);
+    terminals_ = DumpedTerminals(writer_->criu_dir(), pids(), !ends(), env_);
     STASIS_TRY(watch_.refuse_held_up(tree()));
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
     STASIS_TRY(tree().verify_programs());
@@ -379,6 +385,7 @@ class DumpRun {
     for (std::string& late : set_late(manifest_.processes))
       lost.push_back(std::move(late));
     terminals_.tell_of_unread(lost);
+    STASIS_TRY(keep_fifos_unwritten(lost));
     STASIS_TRY(restart_calls_of(writer_->criu_dir(), manifest_.processes));
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
@@ -405,6 +412,19 @@ class DumpRun {
     STASIS_TRY(complete_group());
     stage_ = Stage::kComplete;
     return {};
+  }
+
+  Result<void> keep_fifos_unwritten(std::vector<std::string>& out) {
+    const proc::FifoReaders readers = proc::unwritten_fifos(pids());
+    Lost lost(out);
+    for (const auto& [pid, descriptor] : readers.others)
+      lost.add(pid, descriptor, "that the FIFO never had a writer: poll(2) says POLLHUP of it");
+    std::vector<std::pair<int, int>> descriptors;
+    for (const auto& [pid, descriptor] : readers.as_opened) {
+      const auto details = proc::ProcFs().details(pid);
+      if (details) descriptors.emplace_back(details->ns_pid, descriptor);
+    }
+    return open_fifos_as_files(writer_->criu_dir(), descriptors);
   }
 
   // Waits until all parts have a whole image. It gets its name before anything is ended: a tool

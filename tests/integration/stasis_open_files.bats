@@ -139,3 +139,34 @@ def look():
   look
   assert_equal "$told" "[True, True, True, 8192, 8192, 8192]"
 }
+
+@test "a FIFO that never had a writer says so after a restore, one that had some says that they have gone" {
+  need_root "CRIU"
+  start_python "for name in 'one', 'two', 'three': os.mkfifo(here + '.' + name)
+def reader(name): return os.open(here + '.' + name, os.O_RDONLY | os.O_NONBLOCK)
+never, again, had, waits = reader('one'), reader('one'), reader('two'), reader('three')
+same = os.dup(never)
+heir = subprocess.Popen(['sleep', '1000'], pass_fds=[never])
+os.close(os.open(here + '.two', os.O_WRONLY))
+os.set_blocking(waits, True)
+def look():
+    told = events(never, again, had, same) + [fcntl.fcntl(file, fcntl.F_GETFL) for file in (never, again, had, waits)]
+    if os.path.exists(here + '.write'):
+        writer = os.open(here + '.one', os.O_WRONLY | os.O_NONBLOCK)
+        os.write(writer, b'x')
+        told += events(never, again) + [os.read(same, 2)]
+        os.close(writer)
+        told += events(never, again, waits)
+    return told"
+  local hung_up=16
+  look
+  assert_equal "$told" "[0, 0, $hung_up, 0, 34816, 34816, 34816, 32768]"
+  dump_it
+  assert_contains "$err" "that the FIFO never had a writer"
+  restore_it
+  look
+  assert_equal "$told" "[0, 0, $hung_up, 0, 34816, 34816, 34816, 32768]"
+  touch "$TARGET_STATUS.write"
+  look
+  assert_equal "$told" "[0, 0, $hung_up, 0, 34816, 34816, 34816, 32768, 1, 1, b'x', $hung_up, $hung_up, $hung_up]"
+}
