@@ -449,29 +449,37 @@ Result<void> drop_owner_threads(const UniqueFd& criu_dir) {
 
 namespace {
 
-// tty_file_entry and reg_file_entry: where the flags of a file are that signals only if it is not
-// opened with O_ASYNC; 0: it is none.
-std::uint32_t signalling_field(std::uint32_t kind, const protozero::data_view& entry) {
+// Where the flags of an entry are, and which of them CRIU can open its file with; no field: it is
+// none of those.
+struct OpenFlags {
+  std::uint32_t field = 0;
+  std::uint32_t fine = ~std::uint32_t{O_ASYNC};
+};
+
+// reg_file_entry, inotify_file_entry and tty_file_entry
+OpenFlags open_flags(std::uint32_t kind, const protozero::data_view& entry) {
   constexpr std::uint32_t kRegularField = 3;
+  constexpr std::uint32_t kInotifyField = 13;
   constexpr std::uint32_t kTerminalField = 19;
   constexpr std::uint32_t kMode = 10;
-  if (kind == kTerminalField) return 3;
-  if (kind != kRegularField) return 0;
+  if (kind == kTerminalField) return {3};
+  if (kind == kInotifyField) return {2, O_NONBLOCK | O_CLOEXEC};
+  if (kind != kRegularField) return {};
   auto fields = numbers_of(protozero::pbf_reader(entry));
-  return S_ISFIFO(static_cast<mode_t>(fields[kMode])) ? 2 : 0;
+  return S_ISFIFO(static_cast<mode_t>(fields[kMode])) ? OpenFlags{2} : OpenFlags{};
 }
 
-// Nothing if it does not signal.
+// Nothing if it can be opened so.
 std::optional<std::string> without_signalling(std::uint32_t kind, protozero::data_view entry) {
-  const std::uint32_t field = signalling_field(kind, entry);
-  if (field == 0 || (numbers_of(protozero::pbf_reader(entry))[field] & O_ASYNC) == 0)
+  const auto [field, fine] = open_flags(kind, entry);
+  if (field == 0 || (numbers_of(protozero::pbf_reader(entry))[field] & ~fine) == 0)
     return std::nullopt;
   std::string out;
   protozero::pbf_writer writer(out);
   protozero::pbf_reader message(entry);
   while (message.next()) {
     if (message.tag() == field && message.wire_type() == protozero::pbf_wire_type::varint)
-      writer.add_uint32(field, message.get_uint32() & ~static_cast<std::uint32_t>(O_ASYNC));
+      writer.add_uint32(field, message.get_uint32() & fine);
     else
       copy_field(message, writer);
   }

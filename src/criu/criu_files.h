@@ -74,9 +74,10 @@ Result<void> put_listeners_first(const UniqueFd& criu_dir);
 // process". A files.img that cannot be parsed stays as it is. kIo.
 Result<void> drop_owner_threads(const UniqueFd& criu_dir);
 
-// Takes O_ASYNC from terminals and FIFOs in files.img: of a file that is opened with it, as CRIU
-// 4.2.1 opens these, the kernel says that it signals, never does, and does not let it be changed
-// any more. A files.img that cannot be parsed stays as it is. kIo.
+// Takes O_ASYNC from terminals, FIFOs and inotify in files.img: of a file that is opened with it,
+// as CRIU 4.2.1 opens the first two, the kernel says that it signals, never does, and does not let
+// it be changed any more; an inotify is not opened with it, and the restore ends. A files.img that
+// cannot be parsed stays as it is. kIo.
 Result<void> drop_signalling(const UniqueFd& criu_dir);
 
 // What is wrong with the file on this machine: "is not there", "has 5 bytes, and had 6"; nothing if

@@ -39,6 +39,8 @@ constexpr unsigned long kSetParameters = _IOW(0x8A, 0x01, PollParameters);
 constexpr unsigned long kGetParameters = _IOR(0x8A, 0x02, PollParameters);
 
 constexpr const char* kEpoll = "anon_inode:[eventpoll]";
+constexpr const char* kInotify = "anon_inode:inotify";
+constexpr const char* kFanotify = "anon_inode:[fanotify]";
 constexpr const char* kEventfd = "anon_inode:[eventfd]";
 constexpr int kHalf = 32;  // bits of an eventfd's value, of which CRIU restores the lower one
 
@@ -50,7 +52,9 @@ bool is_terminal(const struct stat& status) {
 
 // Which files the kernel signals of. Others' copies may not be made: closing one can wait.
 bool may_signal(Pid pid, const OpenFile& file) {
-  if (file.path.starts_with("pipe:[") || file.path.starts_with("socket:[")) return true;
+  if (file.path.starts_with("pipe:[") || file.path.starts_with("socket:[") ||
+      file.path == kInotify || file.path == kFanotify)
+    return true;
   if (!file.path.starts_with('/')) return false;
   const auto status = known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
   return status && (S_ISFIFO(status->st_mode) || is_terminal(*status));

@@ -107,13 +107,15 @@ def look():
   assert_equal "$told" "${before%]}, b'hello\\r\\nworld', b'a line\\r\\n', b'stopped', b'by typing', b'\\x00packet', None, None, b'a line\\n', None, None, None, None]"
 }
 
-@test "a terminal and a FIFO that signal when they can be read (O_ASYNC) do so after a restore" {
+@test "a terminal, a FIFO and an inotify that signal when they can be read (O_ASYNC) do so after a restore" {
   need_root "CRIU"
   start_python "import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
 os.mkfifo(here + '.fifo')
 ends, others = zip(os.openpty(), os.openpty(), [os.open(here + '.fifo', os.O_RDWR)] * 2)
-files = [ends[0], others[1], ends[2]]
+watch = libc.inotify_init1(0)
+libc.inotify_add_watch(watch, os.path.dirname(here).encode(), 0x100)  # IN_CREATE
+files = [ends[0], others[1], ends[2], watch]
 for file in files:
     fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_ASYNC)
@@ -131,13 +133,18 @@ def look():
     signals.append(told())
     os.read(ends[2], 1)
     while signal.sigtimedwait([signal.SIGIO], 0): pass
+    os.close(os.open(here + '.made', os.O_CREAT))
+    signals.append(told())
+    os.unlink(here + '.made')
+    os.read(watch, 4096)
+    while signal.sigtimedwait([signal.SIGIO], 0): pass
     return signals + [fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ASYNC for file in files]"
   look
-  assert_equal "$told" "[True, True, True, 8192, 8192, 8192]"
+  assert_equal "$told" "[True, True, True, True, 8192, 8192, 8192, 8192]"
   dump_it
   restore_it
   look
-  assert_equal "$told" "[True, True, True, 8192, 8192, 8192]"
+  assert_equal "$told" "[True, True, True, True, 8192, 8192, 8192, 8192]"
 }
 
 @test "a FIFO that never had a writer says so after a restore, one that had some says that they have gone" {
