@@ -33,7 +33,7 @@ std::map<std::uint32_t, std::uint64_t> varints_of(protozero::pbf_reader message)
   return out;
 }
 
-// By the numbers of their open files. What is not read is of one of those of an end.
+// By the numbers of their open files.
 std::map<std::uint64_t, SavedTerminal> open_terminals(const UniqueFd& criu_dir) {
   std::map<std::uint64_t, SavedTerminal> out;
   std::map<std::uint64_t, std::uint64_t> by_end;  // a number of an open file
@@ -43,8 +43,8 @@ std::map<std::uint64_t, SavedTerminal> open_terminals(const UniqueFd& criu_dir) 
           auto fields = varints_of(message.get_message());
           SavedTerminal terminal;
           terminal.flags = static_cast<unsigned>(fields[3]);
+          terminal.is_first = by_end.emplace(fields[2], fields[1]).second;
           out.insert_or_assign(fields[1], terminal);
-          by_end.emplace(fields[2], fields[1]);
         }
       });
   (void)each_message(

@@ -16,8 +16,9 @@ namespace stasis {
 struct SavedTerminal {
   int number = 0;  // the process's, in its PID namespace
   int descriptor = -1;
-  unsigned flags = 0;  // of its open file, as F_GETFL has told them before
-  std::string unread;  // what CRIU has taken from this end
+  unsigned flags = 0;     // of its open file, as F_GETFL has told them before
+  bool is_first = false;  // of the open files of its end of the terminal
+  std::string unread;     // what CRIU has taken from this end, with the first
   // There was more than CRIU takes: it is still there, behind this.
   bool has_more = false;
 };

@@ -302,7 +302,7 @@ class DumpRun {
         request,
         [this] {
           auto done = complete_image();
-          if (!done) terminals_.give_back(env_);
+          if (!done && ends()) give_terminals_back();
           return done;
         },
         env_.interrupt);
@@ -373,7 +373,7 @@ class DumpRun {
   Result<void> complete_image() {
     watcher_.reset();
     phases_.end();
-    terminals_ = DumpedTerminals(writer_->criu_dir(), pids(), !ends(), env_);
+    put_terminals_right();
     STASIS_TRY(watch_.refuse_held_up(tree()));
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
     STASIS_TRY(tree().verify_programs());
@@ -412,6 +412,22 @@ class DumpRun {
     STASIS_TRY(complete_group());
     stage_ = Stage::kComplete;
     return {};
+  }
+
+  void put_terminals_right() {
+    using Unread = DumpedTerminals::Unread;
+    terminals_ =
+        DumpedTerminals(writer_->criu_dir(), pids(), ends() ? Unread::kTaken : Unread::kWritten);
+    std::vector<std::string> failed;
+    terminals_.wait_again(failed);
+    tell_of_lost(env_, failed, "terminals are not as they were");
+    if (!ends()) give_terminals_back();
+  }
+
+  void give_terminals_back() {
+    std::vector<std::string> failed;
+    terminals_.give_back(failed);
+    tell_of_lost(env_, failed, "what was not yet read of terminals is not as it was");
   }
 
   Result<void> keep_fifos_unwritten(std::vector<std::string>& out) {

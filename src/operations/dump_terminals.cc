@@ -9,18 +9,20 @@
 
 namespace stasis {
 
-DumpedTerminals::DumpedTerminals(const UniqueFd& criu_dir, std::vector<Pid> tree, bool gives_back,
-                                 const Environment& env)
-    : tree_(std::move(tree)), gives_back_(gives_back) {
+DumpedTerminals::DumpedTerminals(const UniqueFd& criu_dir, std::vector<Pid> tree, Unread unread)
+    : tree_(std::move(tree)), unread_(unread) {
   const proc::ProcFs procfs;
   for (const Pid pid : tree_) {
     const auto details = procfs.details(pid);
     numbers_.push_back(details ? details->ns_pid : 0);
   }
   terminals_ = saved_terminals(criu_dir, numbers_);
+}
+
+void DumpedTerminals::wait_again(std::vector<std::string>& failed) const {
   for (const SavedTerminal& terminal : terminals_) {
     auto done = proc::set_terminal_flags(process_of(terminal), terminal.descriptor, terminal.flags);
-    if (!done) env.tell(done.error().to_string());
+    if (!done) failed.push_back(done.error().to_string());
   }
 }
 
@@ -32,22 +34,21 @@ Pid DumpedTerminals::process_of(const SavedTerminal& terminal) const {
 
 void DumpedTerminals::tell_of_unread(std::vector<std::string>& lost) const {
   if (std::any_of(terminals_.begin(), terminals_.end(),
-                  [](const SavedTerminal& terminal) { return !terminal.unread.empty(); }))
-    lost.emplace_back(
-        "unread input of a terminal in its first form: a restore writes it again, with other ends "
-        "of lines, a second echo, and the bytes of packet mode (TIOCPKT)");
-  if (std::any_of(terminals_.begin(), terminals_.end(),
                   [](const SavedTerminal& terminal) { return terminal.has_more; }))
     lost.emplace_back("what is not yet read of a terminal beyond the first 16 KiB");
 }
 
-void DumpedTerminals::give_back(const Environment& env) const {
-  if (gives_back_) return;
+void DumpedTerminals::give_back(std::vector<std::string>& failed) const {
+  const auto is_unread = [](const SavedTerminal& terminal) { return !terminal.unread.empty(); };
+  if (std::none_of(terminals_.begin(), terminals_.end(), is_unread)) return;
   for (const SavedTerminal& terminal : terminals_) {
-    if (terminal.unread.empty()) continue;
-    auto done =
-        proc::put_unread_back(tree_, process_of(terminal), terminal.descriptor, terminal.unread);
-    if (!done) env.tell(done.error().to_string());
+    if (!terminal.is_first || terminal.has_more) continue;
+    const bool is_written = unread_ == Unread::kWritten;
+    // What has come to an end of which CRIU took nothing is an echo of what it has written.
+    if (terminal.unread.empty() && !is_written) continue;
+    auto done = proc::put_unread_back(tree_, process_of(terminal), terminal.descriptor,
+                                      terminal.unread, is_written);
+    if (!done && !terminal.unread.empty()) failed.push_back(done.error().to_string());
   }
 }
 

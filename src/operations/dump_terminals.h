@@ -1,5 +1,5 @@
-// Terminals both of whose ends the tree has, over a dump: what CRIU 4.2.1 does to them is put right
-// when it has done so (criu/criu_terminals.h).
+// Terminals both of whose ends the tree has, over a dump and a restore: what CRIU 4.2.1 does to
+// them is put right when it has done so (criu/criu_terminals.h).
 //
 // Private to src/operations. One thread at a time.
 #pragma once
@@ -10,21 +10,25 @@
 #include "base/fd.h"
 #include "base/ids.h"
 #include "criu/criu_terminals.h"
-#include "direct/environment.h"
 
 namespace stasis {
 
 class DumpedTerminals {
  public:
+  // What was not yet read.
+  enum class Unread { kTaken, kWritten };
+
   DumpedTerminals() = default;
-  // When CRIU has written all, and all stands still: they wait again where they did.
-  // `gives_back`: CRIU has put back what it had taken.
-  DumpedTerminals(const UniqueFd& criu_dir, std::vector<Pid> tree, bool gives_back,
-                  const Environment& env);
-  // Of what was not yet read: a sentence each for what a restore does otherwise.
+  // When CRIU has written, or restored, all, and all stands still. kWritten: CRIU has written what
+  // it took to the other end, where the terminal changes it: ends of lines, and the echo of what
+  // was typed.
+  DumpedTerminals(const UniqueFd& criu_dir, std::vector<Pid> tree, Unread unread);
+  // They wait again where they did. What does not succeed is in `failed`; here and below.
+  void wait_again(std::vector<std::string>& failed) const;
+  // A sentence for each thing that a restore does not bring back.
   void tell_of_unread(std::vector<std::string>& lost) const;
-  // The tree goes on although it was to end: it has again what CRIU has taken.
-  void give_back(const Environment& env) const;
+  // They have again what CRIU has taken, as it was.
+  void give_back(std::vector<std::string>& failed) const;
 
  private:
   Pid process_of(const SavedTerminal& terminal) const;
@@ -32,7 +36,7 @@ class DumpedTerminals {
   std::vector<Pid> tree_;
   std::vector<int> numbers_;  // of the same processes, in their PID namespaces
   std::vector<SavedTerminal> terminals_;
-  bool gives_back_ = false;
+  Unread unread_ = Unread::kTaken;
 };
 
 }  // namespace stasis

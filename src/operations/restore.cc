@@ -17,6 +17,7 @@
 #include "direct/neighbours.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
+#include "operations/dump_terminals.h"
 #include "operations/foreign_links.h"
 #include "operations/host_memory.h"
 #include "operations/kept_files.h"
@@ -327,6 +328,18 @@ class RestoreRun {
     return {};
   }
 
+  // Before what is written to one is stopped again.
+  void give_terminals_back() {
+    std::vector<Pid> pids;
+    for (const ProcessRecord& record : manifest().processes)
+      pids.push_back(record.pid);
+    std::vector<std::string> failed;
+    DumpedTerminals(image_->criu_dir(), std::move(pids), DumpedTerminals::Unread::kWritten)
+        .give_back(failed);
+    for (std::string& what : failed)
+      warn()(std::move(what));
+  }
+
   RestoreRequest criu_request() {
     RestoreRequest request{mapped_.valid() ? mapped_ : image_->criu_dir(), log_->directory(),
                            log_->name()};
@@ -342,7 +355,10 @@ class RestoreRun {
     }
     request.log_path = [this] { return log_->save_surely(*image_); };
     request.on_wait = [this] { tell_progress(); };
-    request.on_resume = [this] { set_kernel_state(manifest().processes, warn()); };
+    request.on_resume = [this] {
+      give_terminals_back();
+      set_kernel_state(manifest().processes, warn());
+    };
     request.check = [this] { return check_alive(); };
     request.on_give_up = [this] { let_links_end(); };
     request.deadline = kRestoreDeadlineBase +

@@ -225,40 +225,94 @@ bool type_stop(const UniqueFd& master) {
   return true;
 }
 
-// While it is there, what is written to the master comes out of the slave as it is, and the other
-// way round.
+// What a reader of a terminal has at once; the rest waits in another buffer (N_TTY_BUF_SIZE).
+constexpr std::size_t kAtOnce = 4000;
+
+int unread_of(const UniqueFd& end) {
+  int unread = 0;
+  return ::ioctl(end.get(), FIONREAD, &unread) == 0 ? unread : 0;
+}
+
+// A terminal in whose place another is set for a while: what is written to one end comes out of the
+// other as it is, and all that is in it can be read.
 class PlainTerminal {
  public:
   explicit PlainTerminal(const UniqueFd& end) : end_(end) {
     is_known_ = ::ioctl(end.get(), kGetSettings, &before_) == 0;
-    SettingsWithSpeeds plain = before_;
-    plain.output &= ~static_cast<std::uint32_t>(OPOST);
-    // EXTPROC, IXON and its characters stay: a master in packet mode is told when they change, and
-    // without IXON output goes on that was stopped.
-    plain.input = before_.input & IXON;
-    plain.local &= ICANON | EXTPROC;
-    plain.characters.fill(_POSIX_VDISABLE);
-    for (const int which : {VMIN, VTIME, VSTOP, VSTART})
-      plain.characters[static_cast<std::size_t>(which)] =
-          before_.characters[static_cast<std::size_t>(which)];
-    is_plain_ = is_known_ && ::ioctl(end.get(), kSetSettings, &plain) == 0;
+    int packets = 0;
+    is_packets_ = ::ioctl(end.get(), TIOCGPKT, &packets) == 0 && packets != 0;
+    struct stat status {};
+    is_slave_ = ::fstat(end.get(), &status) == 0 && is_slave(status);
   }
   ~PlainTerminal() {
     if (is_known_) (void)::ioctl(end_.get(), kSetSettings, &before_);
   }
   PlainTerminal(const PlainTerminal&) = delete;
   PlainTerminal& operator=(const PlainTerminal&) = delete;
-  bool is_plain() const { return is_plain_; }
+
+  // What is typed can be read when it is a line.
+  bool has_lines() const { return is_slave_ && (before_.local & ICANON) != 0; }
+
+  // Also a line that is not finished.
+  std::string take_all() {
+    std::string out;
+    // What is in a slave would be one line afterwards.
+    if (!set(is_slave_ ? 0 : before_.local & ICANON)) return out;
+    // What was just written comes a moment later.
+    for (int empty = 0; empty < 2;) {
+      const std::string some = take_some();
+      out += some;
+      if (!some.empty()) {
+        empty = 0;
+        continue;
+      }
+      ++empty;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return out;
+  }
+  bool become_plain() { return set(before_.local & ICANON); }
+  // That ends what is read, and no line.
+  static constexpr char kEnd = 4;
 
  private:
+  bool set(std::uint32_t lines) {
+    SettingsWithSpeeds plain = before_;
+    // EXTPROC, IXON and its characters stay: a master in packet mode is told when they change, and
+    // without IXON output goes on that was stopped.
+    plain.input = before_.input & IXON;
+    plain.output &= ~static_cast<std::uint32_t>(OPOST);
+    plain.local = (before_.local & EXTPROC) | lines;
+    plain.characters.fill(_POSIX_VDISABLE);
+    if (lines != 0) {
+      plain.characters[VEOF] = kEnd;
+    } else {
+      plain.characters[VMIN] = 0;
+      plain.characters[VTIME] = 0;
+    }
+    for (const std::size_t which : {std::size_t{VSTOP}, std::size_t{VSTART}})
+      plain.characters[which] = before_.characters[which];
+    return is_known_ && ::ioctl(end_.get(), kSetSettings, &plain) == 0;
+  }
+
+  // Of a master in packet mode a read begins with what has happened, and has nothing else if it is
+  // something.
+  std::string take_some() {
+    const int unread = unread_of(end_);
+    if (unread <= 0) return {};
+    std::string out(static_cast<std::size_t>(unread) + 1, '\0');
+    const ssize_t size = ::read(end_.get(), out.data(), out.size() - (is_packets_ ? 0 : 1));
+    out.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+    if (is_packets_ && !out.empty()) out.erase(0, 1);
+    return out;
+  }
+
   const UniqueFd& end_;
   SettingsWithSpeeds before_;
   bool is_known_ = false;
-  bool is_plain_ = false;
+  bool is_packets_ = false;
+  bool is_slave_ = false;
 };
-
-// What a reader of a terminal has at once; the rest waits in another buffer (N_TTY_BUF_SIZE).
-constexpr std::size_t kAtOnce = 4000;
 
 // By the other end, as far as it has room: false for a part, too.
 bool write_to(const UniqueFd& other, const std::string& unread) {
@@ -283,8 +337,7 @@ bool type_into(const UniqueFd& end, const std::string& unread) {
                      [&](char letter) { return ::ioctl(end.get(), TIOCSTI, &letter) == 0; });
 }
 
-// Of a master in packet mode a read begins with what has happened, 0 for nothing, alone if it is
-// something.
+// Of a master in packet mode CRIU has what has happened, 0 for nothing, in front of the rest.
 std::string without_status(const UniqueFd& master, const std::string& unread) {
   int packets = 0;
   if (::ioctl(master.get(), TIOCGPKT, &packets) != 0 || packets == 0) return unread;
@@ -296,8 +349,7 @@ void wait_for_unread(const UniqueFd& end, std::size_t size) {
   constexpr auto kLong = std::chrono::milliseconds(200);
   const auto deadline = std::chrono::steady_clock::now() + kLong;
   const int wanted = static_cast<int>(std::min(size, kAtOnce));
-  for (int unread = 0; ::ioctl(end.get(), FIONREAD, &unread) == 0 && unread < wanted &&
-                       std::chrono::steady_clock::now() < deadline;)
+  while (unread_of(end) < wanted && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -320,7 +372,7 @@ Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags) {
 }
 
 Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
-                             const std::string& unread) {
+                             const std::string& unread, bool is_written) {
   const TerminalEnd place{pid, descriptor};
   STASIS_TRY_ASSIGN(const auto end, copy_of(place));
   struct stat status {};
@@ -333,18 +385,25 @@ Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
                 fmt::format("the terminal of descriptor {} of process {} has no other end",
                             descriptor, pid.value),
                 {});
+  const bool of_slave = is_slave(status);
   STASIS_TRY_ASSIGN(const auto other,
-                    copy_of(is_slave(status) ? *found->second.master : *found->second.slave));
-  const std::string what = is_slave(status) ? unread : without_status(end, unread);
-  const PlainTerminal plain(end);
-  const bool done =
-      plain.is_plain() && (takes_output(other) ? write_to(other, what) : type_into(end, what));
+                    copy_of(of_slave ? *found->second.master : *found->second.slave));
+  std::string what = of_slave ? unread : without_status(end, unread);
+  PlainTerminal terminal(end);
+  std::string line = terminal.take_all();
+  if (is_written) line.resize(line.size() - std::min(line.size(), what.size()));
+  const bool has_lines = terminal.has_lines();
+  const std::size_t readable = what.size();
+  if (has_lines && !what.empty() && !what.ends_with('\n')) what += PlainTerminal::kEnd;
+  if (has_lines) what += line;
+  const bool done = terminal.become_plain() &&
+                    (takes_output(other) ? write_to(other, what) : type_into(end, what));
   const int why = errno;
-  if (done) wait_for_unread(end, what.size());
+  if (done) wait_for_unread(end, readable);
   if (done) return {};
   return fail(errno_error(fmt::format("cannot write {} bytes to the terminal of descriptor {} of "
                                       "process {} again",
-                                      unread.size(), descriptor, pid.value),
+                                      what.size(), descriptor, pid.value),
                           why));
 }
 

@@ -47,10 +47,12 @@ TerminalStates terminal_states(std::span<const Pid> tree);
 // F_SETFL, with the flags that F_GETFL has told. The end stands still meanwhile.
 Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags);
 
-// Puts in front of a descriptor of a terminal, of which these processes have both ends, what was
-// read from it: as it was read, with no second echo. All of them stand still.
+// What a descriptor of a terminal, of which these processes have both ends, has not given to its
+// reader is `unread` again, as it was read, with no second echo. `is_written`: it was written to
+// the other end, as a program would. What is left of a line that is not finished stays behind it.
+// All of them stand still.
 Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
-                             const std::string& unread);
+                             const std::string& unread, bool is_written);
 
 // Through a copy of the descriptor. False, and errno, if the kernel refuses.
 bool set_terminal(const UniqueFd& copy, const FileState& wanted);
