@@ -91,6 +91,9 @@ struct GuardedMemory {
 GuardedMemory guarded_memory(std::istream& smaps);
 void probe_seals(Facts& facts, const Processes& processes, Signs& out);
 
+// criu_copied_up.cc
+void probe_copied_up(Facts& facts, const Processes& processes, Signs& out);
+
 // criu_numa.cc. The first mapping in a text of numa_maps that has a policy of its own, with that
 // ("7f0000000000 prefer:0"); empty if there is none.
 std::string placed_memory(std::istream& numa_maps);

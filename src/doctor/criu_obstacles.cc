@@ -448,6 +448,7 @@ class Search {
           doctor::probe_mapped_locks(facts_, processes_, signs_);
           doctor::probe_semaphores(facts_, processes_, signs_);
           doctor::probe_terminals(facts_, processes_, options_, signs_);
+          doctor::probe_copied_up(facts_, processes_, signs_);
         },
     };
   }

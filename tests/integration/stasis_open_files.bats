@@ -6,7 +6,12 @@ load stasis_lib
 load stasis_jobs_lib
 
 setup() { setup_job; }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  local at=$BATS_TEST_TMPDIR/mount
+  if mountpoint -q "$at/all"; then umount -l "$at/all"; fi
+  if mountpoint -q "$at"; then umount -l "$at"; fi
+}
 
 # start_python PYTHON: TARGET is a Python program that has done this, with a CUDA process below it; `look()` is what
 # it tells of itself.
@@ -207,4 +212,32 @@ def look():
   touch "$TARGET_STATUS.write"
   look
   assert_equal "$told" "[0, 0, $hung_up, 0, 34816, 34816, 34816, 32768, 1, 1, b'x', $hung_up, $hung_up, $hung_up]"
+}
+
+@test "a file of an overlay that is mapped as it was before it was changed is told" {
+  need_root "CRIU"
+  local at=$BATS_TEST_TMPDIR/mount
+  mkdir "$at"
+  mount -t tmpfs none "$at" || skip "nothing can be mounted here"
+  mkdir "$at"/{lower,upper,work,all}
+  head -c 8192 /dev/zero >"$at/lower/changed"
+  cp "$at/lower/changed" "$at/lower/other"
+  touch -d yesterday "$at"/lower/*
+  mount -t overlay overlay -o "lowerdir=$at/lower,upperdir=$at/upper,workdir=$at/work" "$at/all" || skip "no overlay can be made here"
+  start_python "import mmap
+files = [open('$at/all/' + name, 'rb') for name in ('changed', 'other')]
+maps = [mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=4096) for file in files]
+def look(): return [at[0] for at in maps]
+look()
+with open('$at/all/changed', 'r+b') as changed: changed.write(b'1' * 8192)
+os.chmod('$at/all/other', 0o600)
+with open('$at/all/other', 'rb') as again: maps.append(mmap.mmap(again.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ))"
+  look
+  assert_equal "$told" "[0, 0, 0]"
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(json "[f['what'].count('/all/') for f in d['processes'] if f['id'] == 'copied-up-file']")" "[1]"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "mapped as they were before they were changed"
+  assert_contains "$err" "$at/all/changed"
+  target_goes_on
 }
