@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "criu/criu_sockets.h"
+#include "proc/under_way.h"
 
 namespace stasis {
 namespace {
@@ -127,14 +128,29 @@ void UnreadState::note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile
 void UnreadState::note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                             const proc::OpenFile& file) {
   if (!proc::has_input(socket)) return;
+  const std::uint32_t under_way = proc::descriptors_under_way(pid, file.descriptor);
+  if (under_way > 0) note_under_way(socket, kind, pid, file.descriptor, under_way);
   if (kind.type != SOCK_STREAM) return note_messages(socket, kind, pid, file);
-  const auto text =
-      read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
-  if (text && text->find("scm_fds: ") != std::string::npos &&
-      text->find("scm_fds: 0\n") == std::string::npos)
+  if (under_way > 0)
     lost_.add(pid, file.descriptor,
               "with which bytes descriptors under way (SCM_RIGHTS) come: they may come with "
               "earlier ones");
+}
+
+// CRIU opens their files anew at the restore, and sends them. `count` was there before this looks:
+// more may come meanwhile.
+void UnreadState::note_under_way(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
+                                 int descriptor, std::uint32_t count) {
+  const auto found = proc::look_at_under_way(socket, kind.type == SOCK_STREAM);
+  if (!found.lost.empty())
+    return tear(pid, descriptor,
+                fmt::format("a descriptor under way (SCM_RIGHTS) that has {}", found.lost));
+  if (!found.is_known)
+    lost_.add(pid, descriptor,
+              "locks, leases and owners of descriptors under way (SCM_RIGHTS), which could not be "
+              "looked at");
+  else if (kind.type != SOCK_STREAM && found.with_bytes < count)
+    tear(pid, descriptor, "a descriptor under way (SCM_RIGHTS) with an empty message");
 }
 
 // CRIU takes an empty message for the end of the queue. To a socket with a name, which is connected

@@ -35,6 +35,8 @@ class UnreadState {
   void note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile& file);
   void note_unix(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                  const proc::OpenFile& file);
+  void note_under_way(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid, int descriptor,
+                      std::uint32_t count);
   void note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                      const proc::OpenFile& file);
   void tear(Pid pid, int descriptor, const std::string& what);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # What a dump and a restore keep of sockets: options, multicast groups, addresses; and what is said of
-# the rest. docs/what-survives.md has its rows from here.
+# the rest. docs/what-survives.md has its rows from here. Long because each kind of socket has its cases.
 
 load helpers
 load stasis_lib
@@ -399,6 +399,31 @@ import threading; threading.Thread(target=receive, daemon=True).start()'
   : >"$BATS_TEST_TMPDIR/read"
   wait_until 60 test -s "$BATS_TEST_TMPDIR/got"
   assert_equal "$(<"$BATS_TEST_TMPDIR/got")" "in the pipe"
+}
+
+@test "what descriptors under way have that a restore would lose makes a dump wait until they are received" {
+  local name make act bytes what
+  local cases='lock|os.open(folder + "/file", os.O_RDWR + os.O_CREAT)|fcntl.flock(one, 2)|b"x"|a lock (flock, F_OFD_SETLK) or a lease
+owner|os.dup((both := os.pipe())[0])|fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())|b"x"|a process that it signals
+semaphore|libc.eventfd(1, 1)|0|b"x"|EFD_SEMAPHORE
+empty|os.open("/dev/null", 0)|0|b""|with an empty message'
+  while IFS='|' read -r name make act bytes what; do
+    start_python "import fcntl
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); one = $make; $act
+here.send(b'first'); socket.send_fds(here, [$bytes], [one]); os.close(one)
+def receive():
+    while not os.path.exists(folder + '/go-$name'): time.sleep(.02)
+    there.recv(9); global got; got = socket.recv_fds(there, 1, 1)[1][0]; open(folder + '/received', 'w').close()
+import threading; threading.Thread(target=receive, daemon=True).start()"
+    refused 7 busy dump "$TARGET" --images-dir "$image"
+    assert_contains "$err" "has not yet read a descriptor under way (SCM_RIGHTS)"
+    assert_contains "$err" "$what"
+    : >"$BATS_TEST_TMPDIR/go-$name"
+    wait_until 60 test -e "$BATS_TEST_TMPDIR/received"
+    done_by dump "$TARGET" --images-dir "$image" --file-locks --leave-running
+    end_targets
+    rm -r "$BATS_TEST_TMPDIR/received" "$BATS_TEST_TMPDIR/ready" "$image"
+  done <<<"$cases"
 }
 
 @test "an epoll that watches what only another process still has is told, and the program runs on" {
