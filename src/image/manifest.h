@@ -213,6 +213,8 @@ struct SocketRecord {
   std::optional<std::uint32_t> mode = {};
   std::optional<std::uint32_t> uid = {};
   std::optional<std::uint32_t> gid = {};
+  // Of netlink: the groups to which it sends (connect(2)).
+  std::optional<std::uint32_t> peer_groups = {};
   bool operator==(const SocketRecord&) const = default;
 };
 

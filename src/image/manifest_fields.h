@@ -269,6 +269,7 @@ void fields(auto& io, Described<SocketRecord> auto& socket) {
   io.optional("mode", socket.mode, Within{0, 07777});
   io.optional("uid", socket.uid);
   io.optional("gid", socket.gid);
+  io.optional("peer_groups", socket.peer_groups);
 }
 
 void fields(auto& io, Described<SocketsRecord> auto& sockets) {

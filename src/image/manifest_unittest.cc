@@ -273,6 +273,7 @@ TEST(Manifest, KnowsTheStateOfSockets) {
   socket.mode = 0600;
   socket.uid = 0;
   socket.gid = 4294967294U;
+  socket.peer_groups = 0;
   manifest.sockets = {{"10.99.0.1"}, {"10.99.0.2"}, {socket}, {"process 1 (descriptor 5): events"}};
   const auto back = parse_manifest(serialize_manifest(manifest));
   ASSERT_TRUE(back) << back.error().to_string();

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/netlink.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
@@ -173,8 +174,8 @@ class Noter {
     if (with_peers_ > 0)
       lost_.add(
           fmt::format("the peer credentials of {} connected unix sockets (SO_PEERCRED): they name "
-                      "the user who restores, and one of the two processes, and getpeername() "
-                      "has no name",
+                      "the user who restores, and one of the two processes, and getsockname() "
+                      "and getpeername() have no name",
                       with_peers_));
     record_.addresses.assign(addresses_.begin(), addresses_.end());
     record_.connection_addresses.assign(connections_.begin(), connections_.end());
@@ -263,7 +264,11 @@ class Noter {
     note_address(socket, *kind, pid);
     unread_.note(socket, *kind, pid, file);
     if (kind->domain == AF_UNIX) note_credentials(pid, socket, file);
-    if (record.options.empty() && record.memberships.empty() && !record.mode && !record.uid) return;
+    if (kind->domain == AF_UNIX && kind->type == SOCK_DGRAM) note_dead_peer(pid, socket, file);
+    if (kind->domain == AF_NETLINK) note_peer_groups(socket, record);
+    if (record.options.empty() && record.memberships.empty() && !record.mode && !record.uid &&
+        !record.peer_groups)
+      return;
     bytes_ += kAroundSocket;
     record_.sockets.push_back(std::move(record));
   }
@@ -277,6 +282,34 @@ class Noter {
     if (info.st_uid == ::geteuid() && info.st_gid == ::getegid()) return;
     record.uid = info.st_uid;
     record.gid = info.st_gid;
+  }
+
+  // CRIU leaves it without a peer.
+  void note_dead_peer(Pid pid, const UniqueFd& socket, const proc::OpenFile& file) {
+    sockaddr_un name{};
+    socklen_t size = sizeof name;
+    struct stat info {};
+    if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
+        ::fstat(socket.get(), &info) != 0 || proc::network_of(pid) != own_network_)
+      return;
+    if (!peers_) {
+      auto peers = proc::unix_peers();
+      if (!peers) return;
+      peers_ = std::move(*peers);
+    }
+    if (!peers_->contains(info.st_ino))
+      lost_.add(pid, file.descriptor,
+                "that the peer of the unix socket is closed: send() says ENOTCONN, and not "
+                "ECONNREFUSED");
+  }
+
+  // One that is connected to none comes back connected to the 32nd.
+  static void note_peer_groups(const UniqueFd& socket, SocketRecord& record) {
+    sockaddr_nl peer{};
+    socklen_t size = sizeof peer;
+    if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+        peer.nl_groups == 0)
+      record.peer_groups = 0;
   }
 
   void note_memberships(const UniqueFd& socket, const proc::SocketKind& kind,
@@ -339,6 +372,7 @@ class Noter {
   std::size_t not_noted_ = 0;
   std::map<std::string, Listener> listeners_;  // by "socket:[1234]"
   std::optional<std::map<std::uint64_t, std::uint32_t>> backlogs_;
+  std::optional<std::map<std::uint64_t, proc::UnixPeer>> peers_;
   std::size_t with_peers_ = 0;
 };
 
@@ -354,6 +388,21 @@ void put_owner_back(const SocketRecord& record, const UniqueFd& socket, Lost& lo
   if (mode != (info.st_mode & kAllBits) && ::fchmod(socket.get(), mode) != 0)
     lost.add(record.pid, record.descriptor,
              fmt::format("the socket's mode ({})", std::generic_category().message(errno)));
+}
+
+void put_peer_groups_back(const SocketRecord& record, const UniqueFd& socket, Lost& lost) {
+  sockaddr_nl peer{};
+  socklen_t size = sizeof peer;
+  if (!record.peer_groups ||
+      ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+      peer.nl_groups == *record.peer_groups)
+    return;
+  peer.nl_family = AF_NETLINK;
+  peer.nl_groups = *record.peer_groups;
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&peer), sizeof peer) != 0)
+    lost.add(record.pid, record.descriptor,
+             fmt::format("the groups that the netlink socket sends to ({})",
+                         std::generic_category().message(errno)));
 }
 
 void put_back(const SocketRecord& record, const Process& process, proc::DroppedCopies& dropped,
@@ -374,6 +423,7 @@ void put_back(const SocketRecord& record, const Process& process, proc::DroppedC
     return;
   }
   put_owner_back(record, socket, lost);
+  if (kind->domain == AF_NETLINK) put_peer_groups_back(record, socket, lost);
   std::vector<proc::SocketOption> options;
   for (const SocketOptionRecord& option : record.options)
     options.push_back({option.level, option.name, option.value});

@@ -5,6 +5,7 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,24 +28,51 @@ int bytes_by(const UniqueFd& file, unsigned long question) {
   return ::ioctl(file.get(), question, &bytes) == 0 ? bytes : 0;
 }
 
-// Bytes of datagrams not yet read. Walks the queue as CRIU has done, while nothing else reads
-// there; an empty message on which that has come is passed over by the kernel.
-std::uint64_t bytes_of_datagrams(const UniqueFd& socket) {
+struct Datagrams {
+  std::uint64_t bytes = 0;
+  bool any_has_name = false;  // its sender
+};
+
+// Those not yet read. Walks the queue as CRIU has done, while nothing else reads there; an empty
+// message on which that has come is passed over by the kernel.
+Datagrams unread_datagrams(const UniqueFd& socket) {
+  Datagrams out;
   int before = -1;
   socklen_t size = sizeof before;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, &size) != 0) return 0;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, &size) != 0) return out;
   constexpr int kMostMessages = 100000;
   constexpr int kMostOffset = 1 << 30;
   int offset = 0;
   for (int i = 0; i < kMostMessages && offset < kMostOffset; ++i) {
     if (::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) != 0) break;
     char none = 0;
-    const ssize_t length = ::recv(socket.get(), &none, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+    sockaddr_un name{};
+    size = sizeof name;
+    const ssize_t length = ::recvfrom(socket.get(), &none, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT,
+                                      reinterpret_cast<sockaddr*>(&name), &size);
     if (length < 0) break;
     offset += static_cast<int>(length);
+    if (size > offsetof(sockaddr_un, sun_path)) out.any_has_name = true;
   }
   (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
-  return static_cast<std::uint64_t>(offset);
+  out.bytes = static_cast<std::uint64_t>(offset);
+  return out;
+}
+
+// Of datagrams, and of SOCK_SEQPACKET unless the other end is shut.
+bool starts_with_empty(const UniqueFd& socket) {
+  pollfd end{socket.get(), POLLRDHUP, 0};
+  if (::poll(&end, 1, 0) != 0) return false;
+  int before = -1;
+  socklen_t size = sizeof before;
+  constexpr int kOff = -1;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, &size) != 0 ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &kOff, sizeof kOff) != 0)
+    return false;
+  char none = 0;
+  const ssize_t length = ::recv(socket.get(), &none, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+  (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
+  return length == 0;
 }
 
 // Not yet read from an urgent byte on, with that byte; 0 where none is ahead. The kernel counts
@@ -64,14 +92,19 @@ int bytes_behind_mark(const UniqueFd& socket) {
   return all - before;
 }
 
+bool has_peer(const UniqueFd& socket) {
+  sockaddr_un name{};
+  socklen_t size = sizeof name;
+  return ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) == 0;
+}
+
 // Whether processes besides the peer can send there.
 bool is_open_to_others(const UniqueFd& socket) {
   sockaddr_un name{};
   socklen_t size = sizeof name;
-  auto* const address = reinterpret_cast<sockaddr*>(&name);
-  if (::getpeername(socket.get(), address, &size) == 0) return false;
-  size = sizeof name;
-  return ::getsockname(socket.get(), address, &size) != 0 || size > offsetof(sockaddr_un, sun_path);
+  return !has_peer(socket) &&
+         (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
+          size > offsetof(sockaddr_un, sun_path));
 }
 
 bool has_urgent_byte(const UniqueFd& socket) {
@@ -154,18 +187,28 @@ void UnreadState::note_under_way(const UniqueFd& socket, const proc::SocketKind&
 }
 
 // CRIU takes an empty message for the end of the queue. To a socket with a name, which is connected
-// with no other, messages may have come since from outside of the tree.
+// with no other, messages may have come since from outside of the tree. Where a sender has a name
+// it is that of the peer, if there is one: CRIU sends what it has saved from that.
 void UnreadState::note_messages(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                                 const proc::OpenFile& file) {
-  if (is_open_to_others(socket)) return;
+  const bool is_datagram = kind.type == SOCK_DGRAM;
+  const Datagrams datagrams = is_datagram ? unread_datagrams(socket) : Datagrams{};
+  if (datagrams.any_has_name && !has_peer(socket))
+    lost_.add(pid, file.descriptor, "the names of the senders of messages not yet read");
+  if (starts_with_empty(socket))
+    return tear(pid, file.descriptor, "an empty message in a unix socket");
   if (!saved_) saved_ = saved_in_unix_sockets(criu_dir_);
   struct stat info {};
   const auto saved = ::fstat(socket.get(), &info) == 0 ? saved_->find(info.st_ino) : saved_->end();
   if (saved == saved_->end()) return;
-  const std::uint64_t unread = kind.type == SOCK_DGRAM
-                                   ? bytes_of_datagrams(socket)
-                                   : static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ));
-  if (unread > saved->second)
+  const std::uint64_t unread =
+      is_datagram ? datagrams.bytes : static_cast<std::uint64_t>(bytes_by(socket, SIOCINQ));
+  if (unread <= saved->second) return;
+  if (is_open_to_others(socket))
+    lost_.add(pid, file.descriptor,
+              "messages in a unix socket that came while it was saved, or that are behind an empty "
+              "one");
+  else
     tear(pid, file.descriptor, "what is behind an empty message in a unix socket");
 }
 

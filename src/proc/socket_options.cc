@@ -34,6 +34,7 @@ enum Where : unsigned {
   kDatagram = 2,  // all others
   // Only of a socket without a connection: of one with it the kernel changes the value by itself.
   kIdle = 4,
+  kMade = 16,  // of TCP CRIU sets it to make a connection, and leaves it so: noted also if not set
   kNegative = 8,  // -1 means that it was never set, and cannot be set
 };
 
@@ -71,7 +72,7 @@ constexpr std::array kTable = {
     Entry{kSocket, 11, Form::kBytes, kAny, "SO_NO_CHECK"},
     Entry{kSocket, 12, Form::kBytes, kAny, "SO_PRIORITY"},
     Entry{kSocket, 13, Form::kBytes, kAny, "SO_LINGER"},
-    Entry{kSocket, 15, Form::kBytes, kAny, "SO_REUSEPORT"},
+    Entry{kSocket, 15, Form::kBytes, kMade, "SO_REUSEPORT"},
     Entry{kSocket, 16, Form::kBytes, kAny, "SO_PASSCRED"},
     Entry{kSocket, 18, Form::kBytes, kAny, "SO_RCVLOWAT"},
     Entry{kSocket, 20, Form::kBytes, kAny, "SO_RCVTIMEO"},
@@ -288,6 +289,10 @@ bool is_connected(const UniqueFd& socket, const SocketKind& kind) {
   return info[0] != TCP_CLOSE && info[0] != TCP_LISTEN;
 }
 
+bool listens(const UniqueFd& socket) {
+  return get_number(socket, SOL_SOCKET, SO_ACCEPTCONN).value_or(0) != 0;
+}
+
 // In the form in which it is kept; nothing if the socket has no such option.
 std::optional<std::string> read_option(const UniqueFd& socket, const Entry& entry) {
   auto value = get(socket, entry.level, entry.name);
@@ -387,7 +392,8 @@ std::vector<SocketOption> SocketOptions::changed(const UniqueFd& socket, const S
     auto value = read_option(socket, entry);
     if (!value || ((entry.where & kNegative) != 0 && *value == bytes_of(-1))) continue;
     const auto known = usual.find({entry.level, entry.name});
-    if (known != usual.end() && known->second == *value) continue;
+    const bool is_made = (entry.where & kMade) != 0 && is_tcp(kind) && !listens(socket);
+    if (known != usual.end() && known->second == *value && !is_made) continue;
     out.push_back({entry.level, entry.name, std::move(*value)});
   }
   return out;

@@ -500,6 +500,53 @@ while True:
   done
 }
 
+@test "what CRIU sets of connections, of TCP and of netlink, is as it was" {
+  start_python 'server = socket.create_server(("127.0.0.1", 0)); one = socket.create_connection(server.getsockname()); two, _ = server.accept()
+shut = socket.create_connection(server.getsockname()); other, _ = server.accept(); other.shutdown(1); shut.shutdown(1)
+kept = socket.create_connection(server.getsockname()); kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); last, _ = server.accept()
+route = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); route.bind((0, 0)); route.connect((0, 0))
+group = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); group.bind((0, 0)); group.connect((0, 2))
+def look():
+    while not os.path.exists(folder + "/go"): time.sleep(.02)
+    reuse = [s.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) for s in (server, one, two, shut, other, kept, last)]
+    open(folder + "/got.new", "w").write(f"{reuse} {route.getpeername()} {group.getpeername()}"); os.rename(folder + "/got.new", folder + "/got")
+import threading
+threading.Thread(target=look, daemon=True).start()'
+  dump_it
+  restore_it
+  : >"$BATS_TEST_TMPDIR/go"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/got"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/got")" "[0, 0, 0, 0, 0, 1, 0] (0, 0) (0, 2)"
+}
+
+@test "names of senders, closed peers and empty messages of unix sockets are not lost without a word" {
+  start_python 'os.chdir(folder); AF, D = socket.AF_UNIX, socket.SOCK_DGRAM
+def bound(name): s = socket.socket(AF, D); s.bind(name); return s
+gets, sends = bound("gets"), bound("sends"); sends.sendto(b"one", "gets")
+nameless = socket.socket(AF, D); other = bound("other"); nameless.sendto(b"one", "other")
+lonely, closed = socket.socketpair(AF, D); closed.close()
+pair = socket.socketpair(AF, D)
+behind = bound("behind"); [nameless.sendto(m, "behind") for m in (b"a", b"", b"b")]'
+  dump_it
+  assert_contains "$err" "(descriptor 3): the names of the senders of messages not yet read"
+  assert_contains "$err" "): that the peer of the unix socket is closed: send() says ENOTCONN"
+  assert_contains "$err" "): messages in a unix socket that came while it was saved, or that are behind an empty one"
+  assert_equal "$(grep -o 'names of the senders\|that the peer of' <<<"$err" | wc -l)" 2
+  end_targets
+  rm -r "$BATS_TEST_TMPDIR/ready" "$image"
+  start_python 'name = folder + "/name"; first = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); first.bind(name)
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.sendto(b"", name); sender.sendto(b"lost", name)
+shut, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); end.close()
+def read():
+    while not os.path.exists(folder + "/go"): time.sleep(.02)
+    first.recv(9)
+import threading; threading.Thread(target=read, daemon=True).start()'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "(descriptor 3) has not yet read an empty message in a unix socket, which CRIU cannot save"
+  : >"$BATS_TEST_TMPDIR/go"
+  dump_it
+}
+
 @test "what a restore forgets of errors, numbers and descriptors under way is said" {
   start_python 'refused = socket.socket(); refused.setblocking(False)
 try: refused.connect(("127.0.0.1", 1))
