@@ -21,6 +21,7 @@
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "doctor/criu_unseen.h"
 #include "proc/descriptors.h"
 #include "proc/socket_options.h"
 
@@ -189,6 +190,7 @@ void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_clos
     networks.insert(facts.namespace_of(info.pid, "net"));
   const bool all_are_known = !networks.contains(0);
   proc::DroppedCopies dropped;
+  UnseenOptions unseen(processes, tcp_close, out);
   for (const proc::ProcessInfo& info : processes) {
     const auto files = facts.open_files(info.pid);
     if (!files) continue;
@@ -200,14 +202,19 @@ void probe_socket_states(Facts& facts, const Processes& processes, bool tcp_clos
       auto copy = proc::take_nameless(info.pid, *process, file.descriptor);
       if (!copy) continue;
       const ino_t network = network_of_socket(*copy);
-      if (all_are_known && network != 0 && !networks.contains(network))
+      if (all_are_known && network != 0 && !networks.contains(network)) {
         out.add(info.pid, kForeign,
                 fmt::format("descriptor {} (net:[{}])", file.descriptor, network));
-      else
+      } else {
         probe_one(info.pid, file.descriptor, *copy, tcp_close, out);
+        if (const auto kind = proc::socket_kind(*copy))
+          unseen.note(info.pid, file.descriptor,
+                      network != 0 ? network : facts.namespace_of(info.pid, "net"), *copy, *kind);
+      }
       dropped.add(std::move(*copy));
     }
   }
+  unseen.finish();
 }
 
 }  // namespace stasis::doctor

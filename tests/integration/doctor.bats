@@ -691,6 +691,37 @@ unused_raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, 253)'
   target_goes_on
 }
 
+@test "yellow: options of sockets that nothing shows, where the program may have set them" {
+  start_with 'import struct
+REUSE = (socket.SOL_SOCKET, 15)
+def listens(name):
+    s = socket.socket(); s.setsockopt(*REUSE, 1); s.bind(name); s.listen(); return s
+def group(level, name, value):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setsockopt(level, name, value); return s
+alone = listens(("127.0.0.1", 0))
+groups = [group(0, 33, 1), group(0, 34, 1), group(0, 32, struct.pack("4s4si", b"", socket.inet_aton("127.0.0.1"), 0))]'
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights unseen-options)" ""
+  assert_equal "$(lights tcp-keys)" ""
+  end_targets
+  rm "$BATS_TEST_TMPDIR/ready"
+  start_with 'import struct
+REUSE = (socket.SOL_SOCKET, 15)
+def listens(port):
+    s = socket.socket(); s.setsockopt(*REUSE, 1); s.bind(("127.0.0.1", port)); s.listen(); return s
+one = listens(0); two = listens(one.getsockname()[1])
+open(folder + "/port", "w").write(str(one.getsockname()[1]))
+far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); far.setsockopt(0, 33, 4); far.setsockopt(0, 32, struct.pack("4s4si", b"", b"", 1))
+member = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); member.setsockopt(0, 35, struct.pack("4s4si", socket.inet_aton("224.1.2.3"), b"", 1))'
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights unseen-options)" "yellow yellow"
+  assert_contains "$out" "port $(<"$BATS_TEST_TMPDIR/port") (2 sockets)"
+  assert_equal "$(json "[f['what'].count('descriptor ') for f in d['processes'] if 'multicast' in f['what']]")" "[2]"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  assert_contains "$err" "a program that chooses among them"
+  target_goes_on
+}
+
 @test "red: what CRIU dumps without a word and a restore would take from the program" {
   start_cases 'def thread(act):
     import threading
@@ -720,6 +751,11 @@ def case_numbers_gone():
 def case_sealed():
     called(462, 0, 0, 0)
     called(462, ctypes.c_void_p(mapped(1 << 16, 0x22, -1)), ctypes.c_size_t(1 << 16), 0)
+def case_keys():
+    import struct
+    s = socket.socket(); s.bind(("127.0.0.1", 0)); s.listen()
+    s.setsockopt(socket.IPPROTO_TCP, 14, struct.pack("<HH4s120sBBHi80s", 2, 0, socket.inet_aton("127.0.0.1"), b"", 0, 0, 3, 0, b"key"))
+    keep.append(s)
 def case_provided():
     import fcntl, struct
     called(462, 0, 0, 0)
@@ -753,6 +789,7 @@ numbers|namespace|unshare --pid
 numbers_gone|namespace|unshare --pid
 sealed|sealed-memory|has sealed memory
 provided|provided-memory|userfaultfd
+keys|tcp-keys|keys that sign what they send
 END
   STASIS_SIM_FAULTS="lock:error=999" refused 9 undumpable dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "uts of thread"
