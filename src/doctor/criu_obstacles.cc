@@ -814,7 +814,7 @@ class Search {
 bool passes_by_itself(const Obstacle& one) {
   return one.id == ObstacleId("unread-netlink") || one.id == ObstacleId("unread-urgent") ||
          one.id == ObstacleId("unread-error") || one.id == ObstacleId("unaccepted-connection") ||
-         one.id == ObstacleId("pipe-under-way");
+         one.id == ObstacleId("pipe-under-way") || one.id == ObstacleId("peek-offset");
 }
 
 std::vector<Obstacle> find_undumpable(const proc::ProcFs& procfs,

@@ -48,6 +48,11 @@ constexpr Kind kUnreadUrgent{
     "has TCP data with an urgent byte (MSG_OOB) not yet read, behind which "
     "CRIU reads nothing",
     "dump once more when it has read that, or close the connection"};
+constexpr Kind kPeeksBehind{
+    "peek-offset", Severity::kRed,
+    "has TCP data not yet read and an offset to peek at it (SO_PEEK_OFF), by which CRIU reads only "
+    "what is behind that, and moves it",
+    "dump once more when it has read that, or let the program set the offset to -1"};
 constexpr Kind kUnreadError{"unread-error", Severity::kRed,
                             "has unix sockets with an error not yet read, at which CRIU fails, and "
                             "which it takes from them",
@@ -130,6 +135,12 @@ void probe_urgent(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
     out.add(pid, kUnreadUrgent, fmt::format("descriptor {}", descriptor));
 }
 
+void probe_peek_offset(Pid pid, int descriptor, const UniqueFd& socket,
+                       const proc::SocketKind& kind, Signs& out) {
+  if (proc::is_connection(socket, kind) && proc::peeks_behind(socket))
+    out.add(pid, kPeeksBehind, fmt::format("descriptor {}", descriptor));
+}
+
 struct OwnName {
   std::string address;  // empty for "any"
   in_port_t number = 0;
@@ -172,6 +183,7 @@ void probe_one(Pid pid, int descriptor, const UniqueFd& socket, bool tcp_close, 
   if (is_inet && kind->type == SOCK_STREAM) {
     probe_listener(pid, descriptor, socket, out);
     if (!tcp_close) probe_urgent(pid, descriptor, socket, out);
+    if (!tcp_close) probe_peek_offset(pid, descriptor, socket, *kind, out);
   }
   if (kind->domain == AF_UNIX && proc::has_error(socket))
     out.add(pid, kUnreadError, fmt::format("descriptor {}", descriptor));

@@ -154,6 +154,8 @@ void UnreadState::note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_TIMESTAMPING, &on, &size) == 0 &&
       (on & SOF_TIMESTAMPING_OPT_ID) != 0)
     lost_.add(pid, file.descriptor, "the numbers of time stamps (OPT_ID), which begin at 0");
+  if (!tcp_close_ && proc::peeks_behind(socket))
+    tear(pid, file.descriptor, "data of a TCP connection that it peeks at (SO_PEEK_OFF)");
   if (!tcp_close_ && bytes_behind_mark(socket) > 1)
     tear(pid, file.descriptor, "data behind an urgent byte (MSG_OOB) of a TCP connection");
 }

@@ -1,6 +1,7 @@
 #include "proc/socket_options.h"
 
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -362,6 +363,12 @@ ino_t network_of(Pid pid) {
 bool has_input(const UniqueFd& file) {
   pollfd poll{file.get(), POLLIN, 0};
   return ::poll(&poll, 1, 0) == 1 && (poll.revents & POLLIN) != 0;
+}
+
+bool peeks_behind(const UniqueFd& socket) {
+  int bytes = 0;
+  return get_number(socket, SOL_SOCKET, SO_PEEK_OFF).value_or(-1) >= 0 &&
+         ::ioctl(socket.get(), SIOCINQ, &bytes) == 0 && bytes > 0;
 }
 
 bool has_error(const UniqueFd& file) {

@@ -37,6 +37,8 @@ ino_t network_of(Pid pid);
 
 // Is there anything to read: a datagram, a connection, an event? Takes nothing.
 bool has_input(const UniqueFd& file);
+// Of TCP: has it data to read, and an offset from which MSG_PEEK begins (SO_PEEK_OFF, Linux 6.9)?
+bool peeks_behind(const UniqueFd& socket);
 // An error that waits to be told, or a message in the error queue.
 bool has_error(const UniqueFd& file);
 

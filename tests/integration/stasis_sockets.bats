@@ -500,6 +500,27 @@ while True:
   done
 }
 
+@test "a TCP connection that is peeked at from an offset is dumped when its data is read" {
+  python3 -IS -c 'import socket; socket.socket().setsockopt(socket.SOL_SOCKET, 42, 0)' || skip "no SO_PEEK_OFF of TCP here"
+  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); peeks, _ = server.accept()
+peeks.setsockopt(socket.SOL_SOCKET, 42, 0); client.send(b"abc"); assert peeks.recv(1, socket.MSG_PEEK) == b"a"
+def read():
+    while not os.path.exists(folder + "/go"): time.sleep(.02)
+    peeks.recv(9); open(folder + "/empty", "w").close()
+    while not os.path.exists(folder + "/more"): time.sleep(.02)
+    client.send(b"def"); got = peeks.recv(2, socket.MSG_PEEK) + peeks.recv(2, socket.MSG_PEEK); open(folder + "/got", "wb").write(got)
+import threading; threading.Thread(target=read, daemon=True).start()'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "an offset to peek at it (SO_PEEK_OFF)"
+  : >"$BATS_TEST_TMPDIR/go"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/empty"
+  dump_it
+  restore_it
+  : >"$BATS_TEST_TMPDIR/more"
+  wait_until 60 test -s "$BATS_TEST_TMPDIR/got"
+  assert_equal "$(<"$BATS_TEST_TMPDIR/got")" def
+}
+
 @test "what CRIU sets of connections, of TCP and of netlink, is as it was" {
   start_python 'server = socket.create_server(("127.0.0.1", 0)); one = socket.create_connection(server.getsockname()); two, _ = server.accept()
 shut = socket.create_connection(server.getsockname()); other, _ = server.accept(); other.shutdown(1); shut.shutdown(1)
