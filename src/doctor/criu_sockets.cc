@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <set>
 #include <string>
 #include <vector>
@@ -48,6 +49,12 @@ constexpr Kind kUnreadUrgent{
     "has TCP data with an urgent byte (MSG_OOB) not yet read, behind which "
     "CRIU reads nothing",
     "dump once more when it has read that, or close the connection"};
+constexpr Kind kOfOneLink{
+    "link-local-connection", Severity::kRed,
+    "has TCP connections by IPv6 addresses of one link (fe80::), which CRIU dumps and cannot "
+    "restore",
+    "let the program connect by other addresses, close these, or dump with --tcp-close, which cuts "
+    "them"};
 constexpr Kind kPeeksBehind{
     "peek-offset", Severity::kRed,
     "has TCP data not yet read and an offset to peek at it (SO_PEEK_OFF), by which CRIU reads only "
@@ -135,6 +142,25 @@ void probe_urgent(Pid pid, int descriptor, const UniqueFd& socket, Signs& out) {
     out.add(pid, kUnreadUrgent, fmt::format("descriptor {}", descriptor));
 }
 
+// Also one whose connection is gone: it has sent something.
+void probe_link(Pid pid, int descriptor, const UniqueFd& socket, const proc::SocketKind& kind,
+                Signs& out) {
+  sockaddr_in6 own{};
+  socklen_t size = sizeof own;
+  if (kind.domain != AF_INET6 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0 ||
+      !IN6_IS_ADDR_LINKLOCAL(&own.sin6_addr))
+    return;
+  constexpr std::size_t kSegmentsOut = 136;  // tcpi_segs_out of linux/tcp.h
+  std::array<char, kSegmentsOut + sizeof(std::uint32_t)> info{};
+  size = info.size();
+  if (::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, info.data(), &size) != 0) return;
+  std::uint32_t sent = 0;
+  std::memcpy(&sent, info.data() + kSegmentsOut, sizeof sent);
+  if (proc::is_connection(socket, kind) || (info[0] == TCP_CLOSE && sent > 0))
+    out.add(pid, kOfOneLink, fmt::format("descriptor {}", descriptor));
+}
+
 void probe_peek_offset(Pid pid, int descriptor, const UniqueFd& socket,
                        const proc::SocketKind& kind, Signs& out) {
   if (proc::is_connection(socket, kind) && proc::peeks_behind(socket))
@@ -182,8 +208,11 @@ void probe_one(Pid pid, int descriptor, const UniqueFd& socket, bool tcp_close, 
   if (kind->domain == AF_NETLINK) probe_netlink(pid, descriptor, socket, out);
   if (is_inet && kind->type == SOCK_STREAM) {
     probe_listener(pid, descriptor, socket, out);
-    if (!tcp_close) probe_urgent(pid, descriptor, socket, out);
-    if (!tcp_close) probe_peek_offset(pid, descriptor, socket, *kind, out);
+    if (!tcp_close) {
+      probe_urgent(pid, descriptor, socket, out);
+      probe_link(pid, descriptor, socket, *kind, out);
+      probe_peek_offset(pid, descriptor, socket, *kind, out);
+    }
   }
   if (kind->domain == AF_UNIX && proc::has_error(socket))
     out.add(pid, kUnreadError, fmt::format("descriptor {}", descriptor));

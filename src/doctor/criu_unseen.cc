@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <linux/if_packet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -28,6 +29,11 @@ constexpr Kind kSharingPort{
     "has sockets that share an address and port (SO_REUSEPORT): a program that chooses among them "
     "(SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF), if they have one, is lost by a restore",
     "let the program attach it again; without one nothing changes"};
+constexpr Kind kFanout{
+    "unseen-options", Severity::kYellow,
+    "has packet sockets in a group in which a program chooses among them (PACKET_FANOUT_CBPF, "
+    "PACKET_FANOUT_EBPF), which a restore loses",
+    "let the program attach it again (PACKET_FANOUT_DATA)"};
 constexpr Kind kInterface{
     "unseen-options", Severity::kYellow,
     "has sockets that may send to multicast groups: the interface for that, if the program has set "
@@ -50,6 +56,14 @@ std::optional<int> number_of(const UniqueFd& socket, int level, int name) {
   if (::getsockopt(socket.get(), level, name, &value, &size) != 0) return std::nullopt;
   // Some are a byte to who asks for less.
   return value;
+}
+
+bool is_shared_out_by_program(const UniqueFd& socket) {
+  constexpr int kTypeShift = 16;
+  constexpr int kFlagsMask = 0xff;
+  const int type =
+      (number_of(socket, SOL_PACKET, PACKET_FANOUT).value_or(0) >> kTypeShift) & kFlagsMask;
+  return type == PACKET_FANOUT_CBPF || type == PACKET_FANOUT_EBPF;
 }
 
 std::optional<sockaddr_storage> peer_of(const UniqueFd& socket) {
@@ -155,6 +169,8 @@ std::string leased_label(const std::string& labels, const Processes& processes) 
 
 void UnseenOptions::note(Pid pid, int descriptor, ino_t network, const UniqueFd& socket,
                          const proc::SocketKind& kind) {
+  if (kind.domain == AF_PACKET && is_shared_out_by_program(socket))
+    out_.add(pid, kFanout, fmt::format("descriptor {}", descriptor));
   if (!kind.is_inet()) return;
   if (kind.domain == AF_INET6) with_six_.try_emplace(network, pid);
   const bool is_kept = !tcp_close_ || !proc::is_connection(socket, kind);

@@ -154,6 +154,11 @@ void UnreadState::note_tcp(const UniqueFd& socket, Pid pid, const proc::OpenFile
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_TIMESTAMPING, &on, &size) == 0 &&
       (on & SOF_TIMESTAMPING_OPT_ID) != 0)
     lost_.add(pid, file.descriptor, "the numbers of time stamps (OPT_ID), which begin at 0");
+  // The kernel tells how long it is to who has no room for it, and keeps it.
+  constexpr int kSavedSyn = 28;  // TCP_SAVED_SYN of linux/tcp.h
+  size = 0;
+  if (::getsockopt(socket.get(), IPPROTO_TCP, kSavedSyn, nullptr, &size) != 0 && size > 0)
+    lost_.add(pid, file.descriptor, "the packet that has opened the connection (TCP_SAVED_SYN)");
   if (!tcp_close_ && proc::peeks_behind(socket))
     tear(pid, file.descriptor, "data of a TCP connection that it peeks at (SO_PEEK_OFF)");
   if (!tcp_close_ && bytes_behind_mark(socket) > 1)

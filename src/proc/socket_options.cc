@@ -225,6 +225,7 @@ constexpr std::array kTable = {
     Entry{kPacket, 19, Form::kBytes, kAny, "PACKET_TX_HAS_OFF"},
     Entry{kPacket, 20, Form::kBytes, kAny, "PACKET_QDISC_BYPASS"},
     Entry{kPacket, 23, Form::kBytes, kAny, "PACKET_IGNORE_OUTGOING"},
+    Entry{kPacket, 24, Form::kBytes, kAny, "PACKET_VNET_HDR_SZ"},
 };
 
 constexpr std::size_t kLongest = 64;  // the table's longest are IP_OPTIONS (40) and ICMPV6_FILTER

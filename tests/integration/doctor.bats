@@ -712,9 +712,11 @@ def listens(port):
 one = listens(0); two = listens(one.getsockname()[1])
 open(folder + "/port", "w").write(str(one.getsockname()[1]))
 far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); far.setsockopt(0, 33, 4); far.setsockopt(0, 32, struct.pack("4s4si", b"", b"", 1))
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0); packets.bind(("lo", 0x88b5)); packets.setsockopt(263, 18, 6 << 16 | os.getpid() & 0xffff)
 member = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); member.setsockopt(0, 35, struct.pack("4s4si", socket.inet_aton("224.1.2.3"), b"", 1))'
   capture stasis doctor "$TARGET" --no-trial --json
-  assert_equal "$(lights unseen-options)" "yellow yellow"
+  assert_equal "$(lights unseen-options)" "yellow yellow yellow"
+  assert_contains "$out" "PACKET_FANOUT_CBPF"
   assert_contains "$out" "port $(<"$BATS_TEST_TMPDIR/port") (2 sockets)"
   assert_equal "$(json "[f['what'].count('descriptor ') for f in d['processes'] if 'multicast' in f['what']]")" "[2]"
   done_by dump "$TARGET" --images-dir "$image" --leave-running
