@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <new>
 #include <sstream>
 #include <string_view>
 

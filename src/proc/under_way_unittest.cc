@@ -19,9 +19,9 @@ namespace stasis::proc {
 namespace {
 
 struct Pair {
-  explicit Pair(int type) : type(type) {
+  explicit Pair(int kind) : type(kind) {
     int ends[2];
-    if (::socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, ends) != 0) return;
+    if (::socketpair(AF_UNIX, kind | SOCK_CLOEXEC, 0, ends) != 0) return;
     here = UniqueFd(ends[0]);
     there = UniqueFd(ends[1]);
   }
