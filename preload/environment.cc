@@ -61,11 +61,14 @@ bool concerns(const char* change, const char* variable) {
 // Brought to a program that runs, the library is loaded by a descriptor (attach/inside_code.cc):
 // that program has threads, and its environment is its own.
 bool is_loaded_later() {
-  constexpr char kByDescriptor[] = "/proc/self/task/";
+  constexpr const char* kByDescriptor[] = {"/proc/self/task/", "/proc/thread-self/fd/"};
   Dl_info own{};
-  return ::dladdr(reinterpret_cast<const void*>(&refresh_environment), &own) != 0 &&
-         own.dli_fname != nullptr &&
-         std::strncmp(own.dli_fname, kByDescriptor, sizeof kByDescriptor - 1) == 0;
+  if (::dladdr(reinterpret_cast<const void*>(&refresh_environment), &own) == 0 ||
+      own.dli_fname == nullptr)
+    return false;
+  for (const char* begin : kByDescriptor)
+    if (std::strncmp(own.dli_fname, begin, std::strlen(begin)) == 0) return true;
+  return false;
 }
 
 __attribute__((constructor)) void at_start() {

@@ -211,6 +211,21 @@ INSIDE void make_path(InsideBlock* block) {
   *at = 0;
 }
 
+// "/proc/thread-self/fd/N": where /proc is that of another PID namespace than the program's own, in
+// which the thread has another number.
+INSIDE void make_other_path(InsideBlock* block) {
+  volatile std::uint64_t words[3];
+  words[0] = 0x68742f636f72702f;  // "/proc/th"
+  words[1] = 0x6c65732d64616572;  // "read-sel"
+  words[2] = 0x2f64662f66;        // "f/fd/"
+  const volatile char* text = reinterpret_cast<const volatile char*>(words);
+  char* at = block->path;
+  for (int i = 0; i < 21; ++i)
+    *at++ = text[i];
+  at = put_number(at, static_cast<std::uint32_t>(block->descriptor));
+  *at = 0;
+}
+
 INSIDE void note_error(InsideBlock* block) {
   using Function = const char* (*)();
   const char* text = reinterpret_cast<Function>(block->dlerror)();
@@ -223,8 +238,13 @@ INSIDE void load(InsideBlock* block) {
   using Symbol = void* (*)(void*, const char*);
   using Function = int (*)(std::uint64_t);
   constexpr int kNowAndLocal = 2;
+  const auto open = reinterpret_cast<Open>(block->dlopen);
   make_path(block);
-  void* library = reinterpret_cast<Open>(block->dlopen)(block->path, kNowAndLocal);
+  void* library = open(block->path, kNowAndLocal);
+  if (library == nullptr) {
+    make_other_path(block);
+    library = open(block->path, kNowAndLocal);
+  }
   close_library(block);
   block->handle = address_of(library);
   if (library == nullptr) return note_error(block);

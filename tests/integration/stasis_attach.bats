@@ -759,6 +759,19 @@ END
   assert_equal "$(grep -c 'TracerPid:.0$' "/proc/$TARGET/status")" 1
 }
 
+@test "a program with numbers of its own, whose /proc has those of others, gets the agent" {
+  need_root "namespaces"
+  local rounds=$BATS_TEST_TMPDIR/numbers
+  (exec_on_gpu setsid unshare --pid --fork --kill-child stasis-workload memory --size 64M --status "$rounds") \
+    </dev/null >"$rounds.log" 2>&1 3>&- &
+  TARGET=$! TARGET_STATUS=$rounds
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  attaches
+  (($(converted) >= 32 << 20))
+  cycle_by direct $((32 << 20))
+}
+
 @test "processes that may share GPU memory are refused" {
   start_target ipc
   TARGET_CHILD=$(children_of "$TARGET" | head -1)
