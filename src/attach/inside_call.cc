@@ -147,6 +147,7 @@ class InsideCall {
       last = std::move(done);
     }
     STASIS_TRY(inside_.space_.check_current());
+    STASIS_TRY(check_runs(pid_));
     return last;
   }
 

@@ -207,6 +207,7 @@ Result<void> Process::lock_now(std::chrono::milliseconds timeout, const Interrup
   // What the question about the state would have found; neither costs more than microseconds.
   STASIS_TRY(can_answer());
   if (!alive()) return fail(explain(Action::kLock, driver_->describe(kCuNotInitialized)));
+  done_to_it_ = Done::kSomething;
   return between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     const Span span(TraceKind::kDriver, "lock", pid());
     auto done = interrupt == nullptr ? driver_->lock(pid(), timeout)
@@ -220,6 +221,7 @@ Result<void> Process::lock_now(std::chrono::milliseconds timeout, const Interrup
 Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Interrupt& interrupt) {
   STASIS_TRY(interrupt.check());
   STASIS_TRY(expect(Action::kLock, allowed_in(Action::kLock)));
+  done_to_it_ = Done::kSomething;
   StateGuard guard(*this, CudaState::kRunning);
   auto done = between(FaultPoint::kLockBefore, FaultPoint::kLockAfter, [&]() -> Result<void> {
     const Span span(TraceKind::kDriver, "lock", pid());
@@ -244,6 +246,7 @@ Result<void> Process::lock_unless(std::chrono::milliseconds timeout, const Inter
 
 Result<void> Process::checkpoint() {
   STASIS_TRY(expect(Action::kCheckpoint, allowed_in(Action::kCheckpoint)));
+  done_to_it_ = Done::kSomething;
   return between(FaultPoint::kCheckpointBefore, FaultPoint::kCheckpointAfter,
                  [&]() -> Result<void> {
                    const Span span(TraceKind::kDriver, "checkpoint", pid());
@@ -264,6 +267,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
         "install driver 580 or newer, or restore without a GPU map");
   }
   STASIS_TRY(check_host_memory_is_there(pid()));
+  done_to_it_ = Done::kSomething;
   STASIS_TRY(fault(FaultPoint::kRestoreBefore));
   Span span(TraceKind::kDriver, "restore", pid());
   auto done = driver_->restore(pid(), pairs);
@@ -288,6 +292,7 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
 
 Result<void> Process::unlock() {
   STASIS_TRY(expect(Action::kUnlock, allowed_in(Action::kUnlock)));
+  done_to_it_ = Done::kSomething;
   auto unlocked =
       between(FaultPoint::kUnlockBefore, FaultPoint::kUnlockAfter, [&]() -> Result<void> {
         const Span span(TraceKind::kDriver, "unlock", pid());
@@ -295,7 +300,9 @@ Result<void> Process::unlock() {
         if (!done) return fail(explain(Action::kUnlock, done.error()));
         return {};
       });
-  return unlocked ? let_go_on() : unlocked;
+  if (unlocked) unlocked = let_go_on();
+  if (unlocked) done_to_it_ = Done::kRuns;
+  return unlocked;
 }
 
 std::vector<Tid> agents_threads(Pid pid) {
@@ -309,6 +316,7 @@ std::vector<Tid> agents_threads(Pid pid) {
 }
 
 Result<void> Process::park_threads(bool agent_works) {
+  done_to_it_ = Done::kSomething;
   STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
   // With that thread parked, the driver could never act on the process again.
   const auto threads = procfs_.threads(pid());
@@ -328,6 +336,7 @@ Result<void> Process::park_threads(bool agent_works) {
 }
 
 Result<void> Process::park_agent() {
+  done_to_it_ = Done::kSomething;
   STASIS_TRY_ASSIGN(auto tid, restore_thread_id());
   return park_more_threads(pid(), {tid});
 }
@@ -407,6 +416,8 @@ Result<void> StateGuard::undo() {
   if (now && *now == initial_ && (initial_ == CudaState::kCheckpointed || process->let_go_on())) {
     return {};
   }
+  // Stopped by a signal, or held by another tool, it answers no question.
+  if (!now && now.error().code == ErrorCode::kBusy && process->is_left_as(initial_)) return {};
   if (!now && now.error().code == ErrorCode::kNotPermitted) {
     const int pid = process->pid().value;
     return fail(

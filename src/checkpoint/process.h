@@ -83,6 +83,13 @@ class Process {
   // `timeout` is for the lock, if one is needed.
   Result<void> bring_to(CudaState wanted, std::chrono::milliseconds timeout = {});
 
+  // Whether it is in `initial`, in which it was found, without that the driver has to be asked:
+  // this has done nothing to it, or has made it run again.
+  bool is_left_as(CudaState initial) const {
+    return done_to_it_ == Done::kNothing ||
+           (done_to_it_ == Done::kRuns && initial == CudaState::kRunning);
+  }
+
  private:
   Process(Driver& driver, Pidfd pidfd, proc::ProcessInfo info, proc::ProcFs procfs)
       : driver_(&driver),
@@ -101,6 +108,8 @@ class Process {
   Pidfd pidfd_;
   proc::ProcessInfo info_;
   proc::ProcFs procfs_;
+  enum class Done { kNothing, kRuns, kSomething };
+  Done done_to_it_ = Done::kNothing;
 };
 
 // The destructor brings a process back to the state it was in, unless dismiss() was called. It

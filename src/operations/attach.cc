@@ -1,4 +1,5 @@
-// `stasis attach`: the agent comes to programs that run.
+// `stasis attach`: the agent comes to programs that run. Long because its steps share the agents,
+// and what each leaves behind after an error is told together.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -23,6 +24,7 @@
 #include "operations/quiesce.h"
 #include "operations/refusals.h"
 #include "operations/rollback.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 namespace {
@@ -85,7 +87,7 @@ class Attaching {
     STASIS_TRY(watch());
     STASIS_TRY(close());
     STASIS_TRY(adopt());
-    auto opened = agents_.open();
+    auto opened = open_gates();
     phases_.runs();
     if (!opened) return opened;
     return fault(FaultPoint::kAttachOpened);
@@ -342,6 +344,20 @@ class Attaching {
     return fault(FaultPoint::kAttachExchanged);
   }
 
+  // Which takes no call of the driver's.
+  Result<void> open_gates() {
+    for (AgentClient& agent : agents_)
+      agent.begin(AgentCommand::kOpen, 0);
+    Result<void> done;
+    const auto deadline = Clock::now() + kAtOnce;
+    for (AgentClient& agent : agents_) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      auto answered = agent.finish(std::max(left, milliseconds(1)));
+      if (!answered) done = std::move(answered);
+    }
+    return done;
+  }
+
   Result<void> drop_ended() {
     agents_.drop_ended();
     return agents_.empty() ? have_ended() : Result<void>();
@@ -400,6 +416,20 @@ Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
   for (const Pid pid : standing)
     list += fmt::format("{}{}", list.empty() ? "" : ", ", pid.value);
   why.code = ErrorCode::kNotRolledBack;
+  const proc::ProcFs procfs;
+  const auto stopped = std::find_if(standing.begin(), standing.end(), [&](Pid pid) {
+    const auto state = procfs.state(pid);
+    return state && *state == 'T';
+  });
+  if (stopped != standing.end()) {
+    why.message += fmt::format("; process {} is stopped by a signal, and the agent in it with it",
+                               stopped->value);
+    why.remedy = fmt::format(
+        "let it go on with `kill -CONT {}`: the agent then does what is left, and lets the program "
+        "run by itself; `stasis recover {}` waits for that",
+        stopped->value, root.value);
+    return why;
+  }
   why.message += fmt::format(
       "; process {} stands still: the agent there is still exchanging memory, or waits for a call "
       "of the driver",

@@ -854,6 +854,59 @@ two_of() {
   [[ $err == *ended*"[process-gone]"* || $err == *"has ended"*"[zombie]"* ]] || { echo "$err"; return 1; }
 }
 
+# stopped_at FAULT: attach is there when a signal stops the target, which is let go on when attach has ended; its status
+# is in $status, and what it says in $err.
+stopped_at() {
+  local tool
+  STASIS_FAULT=$1:stop stasis attach "$TARGET" --graphs-are-safe >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
+  kill -STOP "$TARGET"
+  # One that the tool has stopped just then takes the signal later.
+  wait_until 60 grep -q '^State:[[:space:]]*[Tt]' "/proc/$TARGET/status"
+  kill -CONT "$tool"
+  status=0
+  SECONDS=0
+  wait "$tool" || status=$?
+  err=$(<"$BATS_TEST_TMPDIR/said")
+  kill -CONT "$TARGET"
+}
+
+@test "a program that a signal stops before anything is done to it is left as it is" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local fault
+  start_target memory --size 64M
+  for fault in group.opened attach.loaded attach.hooked; do
+    stopped_at "$fault"
+    assert_equal "$status" 7 "$fault: $err"
+    assert_contains "$err" "is stopped by a signal ("
+    assert_contains "$err" "kill -CONT $TARGET"
+    nothing_left
+    target_goes_on
+  done
+  attaches
+  cycle_by direct
+  target_verifies
+}
+
+@test "a program that a signal stops when its memory is the agent's is not waited for, and goes on by itself" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  start_target memory --size 64M
+  stopped_at attach.exchanged
+  ((SECONDS < 20))
+  assert_equal "$status" 12 "$err"
+  assert_contains "$err" "process $TARGET is stopped by a signal, and the agent in it with it"
+  assert_contains "$err" "kill -CONT $TARGET"
+  target_goes_on
+  done_by recover "$TARGET"
+  nothing_left
+  attaches
+  assert_equal "$(json 'd["was_so"]')" True
+  cycle_by direct
+  target_verifies
+}
+
 @test "the time for which the hooks are put in is part of the downtime" {
   [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
   local tool
