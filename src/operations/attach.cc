@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,6 +25,7 @@
 #include "operations/quiesce.h"
 #include "operations/refusals.h"
 #include "operations/rollback.h"
+#include "proc/address_space.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -42,6 +44,8 @@ constexpr milliseconds kBegins{10000};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 // How long an agent that has not answered gets to open its gate: it may have been about to answer.
 constexpr milliseconds kAfterSilence{500};
+// A process that was killed may take as long to end.
+constexpr int kEndingMs = 100;
 
 constexpr std::array<const char*, attach::kLeftKinds> kLeftNames{
     "small", "shared-area", "other", "no-room", "address", "failed"};
@@ -164,6 +168,7 @@ class Attaching {
       }
       STASIS_TRY(refuse_rdma(member.process));
       if (!hooked) to_hook_.push_back(&member.process);
+      if (auto space = proc::AddressSpace::open(pid)) spaces_.emplace(pid, std::move(*space));
       to_adopt_.push_back(&member.process);
       names_[pid] = member.process.info().comm;
     }
@@ -196,11 +201,27 @@ class Attaching {
       STASIS_TRY(env_.interrupt.check());
       auto done = act(process->pid());
       if (done) continue;
+      STASIS_TRY(check_still_there(*process));
       const bool gone = done.error().code == ErrorCode::kProcessGone;
       if (!gone && done.error().remedy.empty()) done.error().remedy = kLeaveIt;
       return done;
     }
     return {};
+  }
+
+  // What was read of one that has ended, or has become another program, says nothing of it.
+  Result<void> check_still_there(const Process& process) const {
+    const auto gone = [&](std::string_view what) {
+      return fail(
+          ErrorCode::kProcessGone,
+          fmt::format("process {} ({}) has {}", process.pid().value, process.info().comm, what));
+    };
+    if (process.pidfd().wait_exit(kEndingMs)) return gone("ended");
+    const auto space = spaces_.find(process.pid());
+    if (space == spaces_.end()) return {};
+    const auto current = space->second.check_current();
+    if (current || current.error().code != ErrorCode::kProcessGone) return {};
+    return gone("become another program (exec), and what it had on the GPU has gone");
   }
 
   void note_standing(bool still) {
@@ -403,6 +424,7 @@ class Attaching {
   milliseconds timeout_;
   std::vector<const Process*> to_hook_;
   std::vector<const Process*> to_adopt_;
+  std::map<Pid, proc::AddressSpace> spaces_;  // as they were looked at
   std::map<Pid, std::string> names_;
   AgentSet agents_;
   std::vector<AttachedProcess> report_;

@@ -854,6 +854,31 @@ two_of() {
   [[ $err == *ended*"[process-gone]"* || $err == *"has ended"*"[zombie]"* ]] || { echo "$err"; return 1; }
 }
 
+@test "a program that ends, or becomes another one, before its hooks are in is told as that" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local fault tool
+  for fault in attach.loaded attach.stopped; do
+    start_program cuda-become /bin/sleep
+    STASIS_FAULT=$fault:stop stasis attach "$TARGET" --graphs-are-safe >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+    tool=$!
+    at_end_kill "$tool"
+    wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
+    if [[ $fault == attach.loaded ]]; then
+      kill -TERM "$TARGET"
+      wait_until 60 grep -q sleep "/proc/$TARGET/comm"
+    else
+      kill -KILL "$TARGET"
+    fi
+    kill -CONT "$tool"
+    status=0
+    wait "$tool" || status=$?
+    assert_equal "$status" 3 "$fault: $(<"$BATS_TEST_TMPDIR/said")"
+    assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "[process-gone]"
+    kill -KILL "$TARGET" 2>/dev/null || true
+  done
+  nothing_left
+}
+
 # stopped_at FAULT: attach is there when a signal stops the target, which is let go on when attach has ended; its status
 # is in $status, and what it says in $err.
 stopped_at() {
