@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -26,6 +28,7 @@
 #include "operations/refusals.h"
 #include "operations/rollback.h"
 #include "proc/address_space.h"
+#include "proc/cgroup.h"
 #include "proc/procfs.h"
 
 namespace stasis {
@@ -430,6 +433,22 @@ class Attaching {
   std::vector<AttachedProcess> report_;
 };
 
+// Why no thread of the process runs, its agent's among them.
+struct Hold {
+  std::string words;
+  std::string remedy;
+};
+std::optional<Hold> what_holds(Pid pid) {
+  const auto state = proc::ProcFs().state(pid);
+  if (state && *state == 'T')
+    return Hold{"stopped by a signal", fmt::format("kill -CONT {}", pid.value)};
+  const auto frozen = proc::frozen_cgroup(pid);
+  if (!frozen) return std::nullopt;
+  return Hold{"frozen with its cgroup " + frozen->directory,
+              fmt::format("echo {} >{}/{}", frozen->version1 ? "THAWED" : "0", frozen->directory,
+                          frozen->version1 ? "freezer.state" : "cgroup.freeze")};
+}
+
 // The gate of these is closed, and their agents are still at work: each opens it by itself when it
 // has done, or when the driver has answered it.
 Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
@@ -438,18 +457,15 @@ Error with_standing(Error why, Pid root, const std::vector<Pid>& standing) {
   for (const Pid pid : standing)
     list += fmt::format("{}{}", list.empty() ? "" : ", ", pid.value);
   why.code = ErrorCode::kNotRolledBack;
-  const proc::ProcFs procfs;
-  const auto stopped = std::find_if(standing.begin(), standing.end(), [&](Pid pid) {
-    const auto state = procfs.state(pid);
-    return state && *state == 'T';
-  });
-  if (stopped != standing.end()) {
-    why.message += fmt::format("; process {} is stopped by a signal, and the agent in it with it",
-                               stopped->value);
+  for (const Pid pid : standing) {
+    const auto hold = what_holds(pid);
+    if (!hold) continue;
+    why.message +=
+        fmt::format("; process {} is {}, and the agent in it with it", pid.value, hold->words);
     why.remedy = fmt::format(
-        "let it go on with `kill -CONT {}`: the agent then does what is left, and lets the program "
-        "run by itself; `stasis recover {}` waits for that",
-        stopped->value, root.value);
+        "let it go on with `{}`: the agent then does what is left, and lets the program run by "
+        "itself; `stasis recover {}` waits for that",
+        hold->remedy, root.value);
     return why;
   }
   why.message += fmt::format(

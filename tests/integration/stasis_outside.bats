@@ -160,6 +160,27 @@ frozen_is_named() {
   frozen_is_named freezer.state
 }
 
+@test "a program that is frozen when its memory is its new agent's is named, and goes on by itself" {
+  [[ $(stasis list-fault-points) == *'"built_in": true'* ]] || skip "this build has no fault points"
+  local tool said=$BATS_TEST_TMPDIR/said
+  start_target memory --size 64M
+  STASIS_FAULT=attach.exchanged:stop stasis attach "$TARGET" --graphs-are-safe >"$said" 2>&1 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
+  freeze 1 /sys/fs/cgroup/freezer
+  kill -CONT "$tool"
+  status=0
+  wait "$tool" || status=$?
+  assert_equal "$status" 12 "$(<"$said")"
+  assert_contains "$(<"$said")" "process $TARGET is frozen with its cgroup $FROZEN, and the agent in it with it"
+  thaw
+  target_goes_on
+  done_by recover "$TARGET"
+  nothing_left
+  suspended_and_resumed
+}
+
 # patch_code FUNCTION BYTE: that byte is the first of a function of libcuda that TARGET does not call, as a probe puts an
 # int3 (204) there.
 patch_code() {
