@@ -104,6 +104,8 @@ CUresult checkpoint(Driver& driver, const Plan& plan) {
   }
   // Shared memory is only noticed to be impossible when it is too late, as on driver 580.
   server.restore_refusal = driver.memory.foreign_refusal();
+  for (const Context* context : driver.contexts)
+    note_switch(driver.memory.dir(), driver.gpu(context->device).uuid);
   driver.memory.let_go();
   drop_device_file();
   set_state(CU_PROCESS_STATE_CHECKPOINTED);

@@ -28,6 +28,7 @@
 #include "criu/criu_files.h"
 #include "criu_api.h"
 #include "direct/agent_client.h"
+#include "direct/held_neighbours.h"
 #include "direct/left_to_driver.h"
 #include "direct/sharing.h"
 #include "direct/unknown_sharing.h"
@@ -525,7 +526,13 @@ Result<void> DumpSession::State::checkpoint() {
   if (done) done = refuse_late_workers();
   for (const TreeMember& member : tree->members())
     if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());
-  if (done) done = tree->checkpoint(progress, interrupt);
+  if (done) {
+    // The driver has the GPU switched for it.
+    const auto neighbours = HeldNeighbours::hold({*driver, interrupt, progress, log_warning},
+                                                 tree->infos(), {}, kNeighbourTime);
+    if (!neighbours) log_warning(neighbours.error().message);
+    done = tree->checkpoint(progress, interrupt);
+  }
   for (const TreeMember& member : tree->members()) {
     if (!done) return done;
     if (!member.initial || !member.process.alive()) continue;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
+#include "base/scope_guard.h"
 #include "direct/move_in.h"
 
 namespace stasis {
@@ -12,6 +13,7 @@ namespace stasis {
 using direct::AgentState;
 
 Result<void> GpuMemory::finish_out(Phases& phases) {
+  const ScopeGuard neighbours_go_on([this] { release_neighbours(); });
   STASIS_TRY(state_->agents.check_sharers_live());
   if (!state_->mover.copies_beside()) return {};
   phases.begin("copy out");
@@ -27,10 +29,9 @@ Result<void> GpuMemory::finish_out(Phases& phases) {
 
 Result<void> GpuMemory::hold_neighbours(const Environment& env,
                                         const std::vector<proc::ProcessInfo>& ours,
-                                        const std::set<GpuUuid>& gpus) {
-  STASIS_TRY_ASSIGN(auto held, HeldNeighbours::hold(env, ours, gpus, kNeighbourTime));
-  state_->neighbours = std::move(held);
-  return {};
+                                        const std::set<GpuUuid>& gpus,
+                                        std::chrono::milliseconds longest) {
+  return stasis::hold_neighbours(*state_, env, ours, gpus, longest);
 }
 
 void GpuMemory::wait_for_copy(Error& why) {

@@ -96,10 +96,11 @@ class GpuMemory {
   void prefetch(const Environment& env, const std::vector<Pid>& pids, const PrefetchRoom& room) {
     state_->prefetch.begin(env, pids, room);
   }
-  // Called before that, and before the driver restores: holds the programs of other trees that were
-  // restored before, until move_in() is done or this ends (direct/held_neighbours.h).
+  // Called before that, and before the driver checkpoints or restores: holds the programs of other
+  // trees that were restored before, if that is not done, until finish_out() or move_in() is done
+  // or this ends (direct/held_neighbours.h). `longest`: zero for the usual time.
   Result<void> hold_neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
-                               const std::set<GpuUuid>& gpus);
+                               const std::set<GpuUuid>& gpus, std::chrono::milliseconds longest);
   void release_neighbours() { state_->neighbours.reset(); }
   // Waits until that mover is made, if one is begun. Called before any of the processes runs: no
   // context may be made beside a kernel of a process that the driver has restored

@@ -9,6 +9,7 @@
 
 #include "direct/agent_set.h"
 #include "direct/gate_rank.h"
+#include "direct/memory_state.h"
 #include "direct/neighbours.h"
 
 namespace stasis {
@@ -96,6 +97,15 @@ HeldNeighbours HeldNeighbours::hold_if_possible(const Environment& env,
   auto held = hold(env.with(never), ours, gpus, longest);
   if (held) return std::move(*held);
   env.tell(held.error().message);
+  return {};
+}
+
+Result<void> hold_neighbours(MemoryState& state, const Environment& env,
+                             const std::vector<proc::ProcessInfo>& ours,
+                             const std::set<GpuUuid>& gpus, milliseconds longest) {
+  if (state.neighbours) return {};
+  if (longest.count() == 0) longest = kNeighbourTime;
+  STASIS_TRY_ASSIGN(state.neighbours, HeldNeighbours::hold(env, ours, gpus, longest));
   return {};
 }
 

@@ -26,4 +26,9 @@ struct MemoryState {
   std::optional<Error> gone;  // of a process that had gone when it was to be brought back
 };
 
+// GpuMemory::hold_neighbours().
+Result<void> hold_neighbours(MemoryState& state, const Environment& env,
+                             const std::vector<proc::ProcessInfo>& ours,
+                             const std::set<GpuUuid>& gpus, std::chrono::milliseconds longest);
+
 }  // namespace stasis

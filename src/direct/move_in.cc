@@ -104,8 +104,8 @@ Result<std::uint64_t> bytes_in_images(MemoryState& state) {
 }
 
 // All that is made on the GPUs from here on is made in any case.
-HeldNeighbours hold_neighbours(MemoryState& state, const Environment& env,
-                               const std::vector<const Process*>& processes) {
+HeldNeighbours hold_beside(MemoryState& state, const Environment& env,
+                           const std::vector<const Process*>& processes) {
   if (state.mover.gpus().empty()) state.mover.use_gpus_of(processes, {});
   std::vector<proc::ProcessInfo> ours;
   for (const Process* process : processes)
@@ -171,7 +171,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
   auto in_images = bytes_in_images(state);
   if (!in_images) return leave(std::move(in_images.error()));
   const std::uint64_t moved = agents.bytes();
-  if (!state.neighbours) state.neighbours = hold_neighbours(state, env, processes);
+  if (!state.neighbours) state.neighbours = hold_beside(state, env, processes);
   const ScopeGuard neighbours_go_on([&] { state.neighbours.reset(); });
   phases.begin("repopulate");
   if (auto allowed = fault(FaultPoint::kDirectRepopulate); !allowed)

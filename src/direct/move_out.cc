@@ -440,7 +440,6 @@ class MoveOut {
     }
     if (done && plan_.mover_when_quiesced && while_copying && !state_.mover) done = make_mover();
     if (done) done = copy_out();
-    state_.neighbours.reset();
     if (done) done = env_.interrupt.check();
     if (done) {
       phases_.begin("evict");
@@ -460,17 +459,12 @@ class MoveOut {
     phases_.begin("mover");
     if (plan_.beside_restored) {
       const auto& gpus = state_.mover.gpus();
-      STASIS_TRY_ASSIGN(
-          state_.neighbours,
-          HeldNeighbours::hold(env_, tree_.infos(), {gpus.begin(), gpus.end()}, neighbour_time()));
+      STASIS_TRY(hold_neighbours(state_, env_, tree_.infos(), {gpus.begin(), gpus.end()},
+                                 options_.timeout));
     }
     STASIS_TRY(have_mover());
     keep_on_gpus();
     return {};
-  }
-
-  milliseconds neighbour_time() const {
-    return options_.timeout.count() > 0 ? options_.timeout : kNeighbourTime;
   }
 
   // No process that ran can run as long as the gates are closed.

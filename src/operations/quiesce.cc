@@ -12,6 +12,7 @@
 #include "checkpoint/ranks.h"
 #include "direct/agent_probe.h"
 #include "direct/hold_back.h"
+#include "direct/neighbours.h"
 #include "operations/refusals.h"
 
 namespace stasis {
@@ -36,6 +37,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
                           Phases& phases) {
   ProcessTree& tree = opened.tree;
   if (options.for_dump) tree.drop_zeros();
+  const bool beside = !restored_neighbours(env, tree.infos(), {}).empty();
   STASIS_TRY(opened.direct.move_out(env, tree, options, phases));
   GroupPart* const part = options.part;
   if (part != nullptr && !part->is_quiesced()) {
@@ -76,6 +78,8 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     if (!replaced) env.tell("a later dump may be refused: " + replaced.error().to_string());
     for (const TreeMember& member : tree.members())
       if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());
+    // The driver has the GPU switched for it.
+    if (beside) STASIS_TRY(opened.direct.hold_neighbours(env, tree.infos(), {}, options.timeout));
     STASIS_TRY(tree.checkpoint(env.progress, env.interrupt));
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
     STASIS_TRY_ASSIGN(more, tree.probe_again());

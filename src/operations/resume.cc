@@ -196,7 +196,7 @@ class ResumeRun {
     STASIS_TRY_ASSIGN(room_, GpuRoom::find(env_.driver, plan_.needed, plan_.pairs,
                                            {env_.interrupt, [&](auto text) { env_.tell(text); }}));
     STASIS_TRY(opened_->direct.hold_neighbours(env_, tree().infos(),
-                                               targets_of(plan_.needed, plan_.pairs)));
+                                               targets_of(plan_.needed, plan_.pairs), {}));
     opened_->direct.prefetch(env_, cuda_processes(tree()), plan_.pairs);
     STASIS_TRY(fault(FaultPoint::kResumePlanned));
     return env_.interrupt.check();
