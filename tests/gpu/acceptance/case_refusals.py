@@ -3,7 +3,8 @@
 import os
 import re
 
-from .core import Skip, case, expect, expect_equal
+from . import plain_criu
+from .core import Failure, Skip, case, expect, expect_equal
 
 NEEDS = ("program stasis", "program stasis-workload")
 
@@ -51,6 +52,32 @@ def ipc(machine):
         expect(all(state == "running" for state in states), f"after the refusal: {states}")
         target.wait_rounds(2)
     return {"note": f"refused; runs on, {target.finish()} rounds verified"}
+
+
+@case("refusal.shared_memory.elsewhere", needs=NEEDS + ("root", "criu", "program cuda-checkpoint"))
+def ipc_elsewhere(machine):
+    """The same by the doctor, CRIU's plugin, and the drop-in, which warns of one that is named by itself."""
+    plugins = plain_criu.plugin_folder(machine)
+    target = machine.workload("ipc")
+    target.wait_rounds(2)
+    report = machine.stasis("doctor", target.pid, "--json").json()
+    lights = {finding["light"] for finding in report["processes"] if finding["id"] == "sharing-unknown"}
+    expect("red" in lights, f"the doctor says {lights}")
+    target.wait_rounds(2)
+    images = os.path.join(machine.work, "by-criu")
+    try:
+        plain_criu.dump(machine, target.pid, images, plugins)
+        said = "nothing"
+    except Failure as failure:
+        said = str(failure)
+    expect("may be another process's" in said, f"criu's log says {said}")
+    target.wait_rounds(2)
+    importer = next(pid for pid in target.tree() if pid != target.pid)
+    locked = machine.cuda_checkpoint("--action", "lock", "--pid", importer)
+    expect("may be another process's" in locked.err, f"the drop-in says {locked.brief()}")
+    machine.cuda_checkpoint("--action", "unlock", "--pid", importer).must_succeed()
+    target.wait_rounds(2)
+    return {"note": f"red, refused, warned of; runs on, {target.finish()} rounds verified"}
 
 
 @case("refusal.wrong_state", needs=NEEDS)
