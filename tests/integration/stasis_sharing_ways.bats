@@ -433,4 +433,15 @@ END
   done_by suspend "$TARGET"
   done_by resume "$TARGET"
   target_goes_on
+  # Without the agent it is known as what may be another process's.
+  kill -KILL "$TARGET" "$child"
+  rm "$TARGET_STATUS" "$TARGET_STATUS.end" "$importer"
+  agent='' start_program nvls
+  wait_until 60 grep -qs "has it" "$importer"
+  for pid in "$TARGET" "$(pgrep -P "$TARGET")"; do
+    STASIS_SIM_FAULTS="lock:error=999" refused 8 not-supported suspend "$TARGET"
+    assert_contains "$err" "may be another process's"
+    in_state running "$pid"
+    target_goes_on
+  done
 }
