@@ -118,13 +118,10 @@ void put_default(const T& value, Member& member) {
 Result<std::optional<AttachWay>> attach_way(const auto& given) {
   if (!given.attach) return std::optional<AttachWay>();
   AttachWay way;
-  way.watch = ms(given.watch_ms);
+  if (given.watch_ms != 0) way.watch = ms(given.watch_ms);
   way.graphs_are_safe = given.graphs_are_safe;
   STASIS_TRY_ASSIGN(way.library, open_agent_library());
   return std::optional(std::move(way));
-}
-void put_attach_defaults(auto& defaults) {
-  defaults.watch_ms = static_cast<std::uint32_t>(AttachWay().watch.count());
 }
 
 Result<DumpOptions> read(const stasis_dump_options& given) {
@@ -297,7 +294,6 @@ void stasis_suspend_options_init(stasis_suspend_options* options, size_t size) {
   const SuspendOptions ours;
   stasis_suspend_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
-  capi::put_attach_defaults(defaults);
   capi::write_defaults(options, size, defaults);
 }
 
@@ -319,7 +315,6 @@ stasis_error* stasis_resume(stasis_session* session, int pid, const stasis_resum
 void stasis_swap_options_init(stasis_swap_options* options, size_t size) {
   stasis_swap_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(job::SwapOptions().timeout.count());
-  capi::put_attach_defaults(defaults);
   capi::write_defaults(options, size, defaults);
 }
 
@@ -341,7 +336,6 @@ void stasis_dump_options_init(stasis_dump_options* options, size_t size) {
   stasis_dump_options defaults{};
   defaults.timeout_ms = static_cast<std::uint32_t>(ours.timeout.count());
   defaults.sync = true;
-  capi::put_attach_defaults(defaults);
 #define STASIS_CRIU_OPTION(field, type, initial, number, member, flag, help) \
   capi::put_default(ours.criu.field, defaults.member);
 #include "image/criu_options.inc"

@@ -274,8 +274,9 @@ typedef struct stasis_suspend_options {
   /* Bring the agent first to programs that run without it, as `stasis attach` does; if it cannot
    * be, that is the error, and they run on [false] */
   bool attach;
-  /* With it: no CUDA graph of theirs has a copy from or to the host in it [false], or how long to
-   * watch them for such [500] */
+  /* With it one of these, or it is refused: they use no CUDA graphs, or none with a copy from or to
+   * the host in it [false]; or how long to watch them for graphs, a time in which they would launch
+   * each of theirs; 0: not given [0] */
   bool graphs_are_safe;
   uint32_t watch_ms;
 } stasis_suspend_options;
@@ -306,7 +307,7 @@ typedef struct stasis_swap_options {
   bool ignore_obstacles; /* go on although the driver may refuse or lose the memory [false] */
   const stasis_gpu_pair* gpu_pairs; /* of the second, in part or whole [none: where it was] */
   size_t gpu_pair_count;
-  bool attach; /* to the first, as in stasis_suspend_options [false, false, 500] */
+  bool attach; /* to the first, as in stasis_suspend_options [false, false, 0] */
   bool graphs_are_safe;
   uint32_t watch_ms;
 } stasis_swap_options;
@@ -355,7 +356,7 @@ typedef struct stasis_dump_options {
    * path and is there already is not written again, but shared by hard links. If it cannot serve,
    * `note` says so, and all is written [none] */
   const char* base;
-  bool attach; /* as in stasis_suspend_options [false, false, 500] */
+  bool attach; /* as in stasis_suspend_options [false, false, 0] */
   bool graphs_are_safe;
   uint32_t watch_ms;
 } stasis_dump_options;

@@ -71,7 +71,7 @@ def suspend(
     ignore_obstacles: bool = ...,
     attach: bool = ...,
     graphs_are_safe: bool = ...,
-    watch_ms: SupportsIndex = ...,
+    watch_ms: Optional[SupportsIndex] = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...
@@ -93,7 +93,7 @@ def swap(
     ignore_obstacles: bool = ...,
     attach: bool = ...,
     graphs_are_safe: bool = ...,
-    watch_ms: SupportsIndex = ...,
+    watch_ms: Optional[SupportsIndex] = ...,
     note: Optional[_Note] = ...,
 ) -> Swapped: ...
 def dump(
@@ -121,7 +121,7 @@ def dump(
     base: Optional[_Path] = ...,
     attach: bool = ...,
     graphs_are_safe: bool = ...,
-    watch_ms: SupportsIndex = ...,
+    watch_ms: Optional[SupportsIndex] = ...,
     progress: Optional[_Progress] = ...,
     note: Optional[_Note] = ...,
 ) -> Report: ...
@@ -162,7 +162,7 @@ class _Operations:
         ignore_obstacles: bool = ...,
         attach: bool = ...,
         graphs_are_safe: bool = ...,
-        watch_ms: SupportsIndex = ...,
+        watch_ms: Optional[SupportsIndex] = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> Report: ...
@@ -200,7 +200,7 @@ class _Operations:
         base: Optional[_Path] = ...,
         attach: bool = ...,
         graphs_are_safe: bool = ...,
-        watch_ms: SupportsIndex = ...,
+        watch_ms: Optional[SupportsIndex] = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> Report: ...
@@ -212,7 +212,7 @@ class _Operations:
         ignore_obstacles: bool = ...,
         attach: bool = ...,
         graphs_are_safe: bool = ...,
-        watch_ms: SupportsIndex = ...,
+        watch_ms: Optional[SupportsIndex] = ...,
         progress: Optional[_Progress] = ...,
         note: Optional[_Note] = ...,
     ) -> AbstractContextManager[_Self]: ...

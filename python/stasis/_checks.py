@@ -61,8 +61,11 @@ def flag(value, name):
 
 
 def attach(wanted, graphs_are_safe, watch_ms):
-    """What the extension module takes: None, or the two."""
-    given = flag(graphs_are_safe, "graphs_are_safe"), milliseconds(watch_ms, "watch_ms")
+    """What the extension module takes: None, or the two; a watch of 0 is one that is not given."""
+    watch = 0 if watch_ms is None else milliseconds(watch_ms, "watch_ms")
+    if watch_ms is not None and watch == 0:
+        raise ValueError("watch_ms must be > 0, not 0")
+    given = flag(graphs_are_safe, "graphs_are_safe"), watch
     if flag(wanted, "attach"):
         return given
     if graphs_are_safe:

@@ -194,7 +194,7 @@ def suspend(
     ignore_obstacles=False,
     attach=False,
     graphs_are_safe=False,
-    watch_ms=500,
+    watch_ms=None,
     progress=None,
     note=None,
 ):
@@ -202,9 +202,9 @@ def suspend(
 
     `pid`: the number of a process, the name of a job (`stasis run --name`), or a Job, as with the other procedures.
     `timeout_ms` (milliseconds) is for GPU work in flight; 0 waits for ever. `attach`: bring the agent first to
-    what was not started by `stasis run`; if that is refused, this is. With it, `graphs_are_safe`: no CUDA graph
-    of the programs has a copy from or to the host in it; otherwise they are watched for that for `watch_ms`
-    (milliseconds). Returns a Report. Raises Timeout, NotCuda, NotSupported, NotPermitted, Busy, OutOfHostMemory and others; then all run on.
+    what was not started by `stasis run`; if that is refused, this is. It needs one of two words: `graphs_are_safe`, the
+    programs use no CUDA graphs, or none with a copy from or to the host in it; or `watch_ms` (milliseconds), for which
+    they are watched, a time in which they would launch each of their graphs. Returns a Report. Raises Timeout, NotCuda, NotSupported, NotPermitted, Busy, OutOfHostMemory and others; then all run on.
     """
     target = _target(pid)
     timeout = _checks.milliseconds(timeout_ms, "timeout_ms")
@@ -241,7 +241,7 @@ def swap(
     ignore_obstacles=False,
     attach=False,
     graphs_are_safe=False,
-    watch_ms=500,
+    watch_ms=None,
     note=None,
 ):
     """Suspend the tree below `out` and resume the one below `into` in its place, at once where both fit.
@@ -295,7 +295,7 @@ def dump(
     base=None,
     attach=False,
     graphs_are_safe=False,
-    watch_ms=500,
+    watch_ms=None,
     progress=None,
     note=None,
 ):
@@ -464,7 +464,7 @@ class _Operations:
         ignore_obstacles=False,
         attach=False,
         graphs_are_safe=False,
-        watch_ms=500,
+        watch_ms=None,
         progress=None,
         note=None,
     ):
@@ -509,7 +509,7 @@ class _Operations:
         ignore_obstacles=False,
         attach=False,
         graphs_are_safe=False,
-        watch_ms=500,
+        watch_ms=None,
         progress=None,
         note=None,
     ):

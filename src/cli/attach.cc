@@ -56,12 +56,23 @@ std::vector<CLI::Option*> add_attach_way(CLI::App& command, AttachWay& way) {
   return {
       add_duration(
           command, "--watch-graphs", "s",
-          [&way](std::chrono::milliseconds time) { way.watch = time; },
-          "how long to watch the programs for CUDA graphs; a bare number is seconds, where that of "
-          "--timeout is milliseconds [500ms]"),
-      command.add_flag("--graphs-are-safe", way.graphs_are_safe,
-                       "no CUDA graph of the programs has a copy from or to the host in it: do "
-                       "not watch them")};
+          [&way](std::chrono::milliseconds time) {
+            if (time.count() == 0) {
+              throw CLI::ValidationError(
+                  "--watch-graphs",
+                  "0 is no time to watch for; give a time in which the programs would launch each "
+                  "of their graphs, e.g. 30s, or --graphs-are-safe");
+            }
+            way.watch = time;
+          },
+          "watch the programs so long, a time in which they would launch each of their CUDA "
+          "graphs, "
+          "and refuse them if they launch or make one; a bare number is seconds, where that of "
+          "--timeout is milliseconds"),
+      command.add_flag(
+          "--graphs-are-safe", way.graphs_are_safe,
+          "the programs use no CUDA graphs, or none with a copy from or to the host in "
+          "it: do not watch them")};
 }
 
 }  // namespace
@@ -69,7 +80,8 @@ std::vector<CLI::Option*> add_attach_way(CLI::App& command, AttachWay& way) {
 void add_attach_first(CLI::App& command, AttachFirst& first) {
   auto* flag = command.add_flag("--attach", first.wanted,
                                 "bring the agent first to what was not started by `stasis run`, "
-                                "as `stasis attach` does");
+                                "as `stasis attach` does; needs --graphs-are-safe or "
+                                "--watch-graphs");
   for (CLI::Option* option : add_attach_way(command, first.way))
     option->needs(flag)->description("with --attach: " + option->get_description());
 }
@@ -94,7 +106,7 @@ Verb add_attach(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "attach",
       "bring the agent to a process tree that runs: later verbs are as fast as for "
-      "`stasis run`");
+      "`stasis run`; needs your word on its CUDA graphs: --graphs-are-safe or --watch-graphs");
   add_target(*command, options->target);
   add_timeout(*command, options->attach.timeout);
   add_attach_way(*command, options->attach.way);

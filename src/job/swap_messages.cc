@@ -18,7 +18,7 @@ void fields(auto& io, Described<TreeStatus> auto& status) {
 }
 
 void fields(auto& io, Described<AttachWay> auto& way) {
-  io("watch", way.watch);
+  io.optional("watch", way.watch);
   io("graphs_are_safe", way.graphs_are_safe);
 }
 

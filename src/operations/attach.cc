@@ -47,6 +47,8 @@ constexpr milliseconds kBegins{10000};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 // How long an agent that has not answered gets to open its gate: it may have been about to answer.
 constexpr milliseconds kAfterSilence{500};
+// How long a program is watched for which the user has given no word: what is seen is told.
+constexpr milliseconds kWatchWithoutWord{500};
 // A process that was killed may take as long to end.
 constexpr int kEndingMs = 100;
 
@@ -57,6 +59,11 @@ const char* const kLeaveIt = "leave its memory to the driver, or start it with `
 const char* const kGraphsRemedy =
     "a graph that was made before its memory is the agent's would end with error 719 at its next "
     "launch, if it has a copy from or to the host; if the program has none such: --graphs-are-safe";
+const char* const kWordRemedy =
+    "give your word with one of these: --graphs-are-safe if the program uses no CUDA graphs, or "
+    "none "
+    "with a copy from or to the host; --watch-graphs 30s, begun while it works: a time in which it "
+    "would launch each of its graphs, after which it is attached to if it has launched none";
 
 // What network cards were told of a program's GPU memory, they find at its addresses no more.
 Result<void> refuse_rdma(const Process& process) {
@@ -258,24 +265,33 @@ class Attaching {
   }
 
   // A graph that is made before the exchange holds the memory that its copies from and to the host
-  // name, and no call of the driver tells of such a graph. So what the program does is watched for
-  // a while, and what cannot be judged by that wants the user's word.
+  // name, and no call of the driver tells of such a graph; one that is launched every minute is not
+  // seen in half a second. So the user says that there is none such, or in which time all would be
+  // seen. Without such a word it ends here, with what was seen in a moment.
   Result<void> watch() {
     if (options_.way.graphs_are_safe) return fault(FaultPoint::kAttachWatched);
     phases_.begin("watch");
-    const auto until = Clock::now() + options_.way.watch;
+    const auto until = Clock::now() + watch_time();
     while (Clock::now() < until) {
       STASIS_TRY(env_.interrupt.check());
       const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
       std::this_thread::sleep_for(std::min(left, milliseconds(20)));
     }
+    std::vector<const Process*> uncertain;
     for (const Process* process : to_adopt_) {
       if (!process->alive()) continue;
       STASIS_TRY_ASSIGN(const auto state, attach::read_attach_state(process->pid()));
-      if (state) STASIS_TRY(judge(*process, *state));
+      if (!state) STASIS_TRY(check_still_there(*process));
+      STASIS_TRY(judge(*process, state.value_or(AttachState{})));
+      uncertain.push_back(process);
     }
+    for (const Process* process : uncertain)
+      STASIS_TRY(want_word(*process));
     return fault(FaultPoint::kAttachWatched);
   }
+
+  milliseconds watch_time() const { return options_.way.watch.value_or(kWatchWithoutWord); }
+  double watched_seconds() const { return std::chrono::duration<double>(watch_time()).count(); }
 
   static Result<void> refuse_graphs(const Process& process, const AttachState& state) {
     if (state.graphs == 0) return {};
@@ -285,23 +301,36 @@ class Attaching {
                          kGraphsRemedy}));
   }
 
-  Result<void> judge(const Process& process, const AttachState& state) {
+  Result<void> judge(const Process& process, const AttachState& state) const {
     STASIS_TRY(refuse_graphs(process, state));
     const std::string who =
         fmt::format("process {} ({})", process.pid().value, process.info().comm);
-    const double seconds = std::chrono::duration<double>(options_.way.watch).count();
-    if (state.calls == 0) {
+    if (state.calls != 0) return {};
+    return fail(refusal(
+        {"attach-graphs-unknown", Severity::kRed, process.pid(),
+         fmt::format("{} gave the GPU nothing to do for {} s, so it is not known whether it uses "
+                     "CUDA graphs",
+                     who, watched_seconds()),
+         options_.way.watch
+             ? fmt::format("watch it longer (--watch-graphs 60s) while it works; {}", kGraphsRemedy)
+             : kWordRemedy}));
+  }
+
+  // Of one that has launched none while it was watched, and may have one all the same.
+  Result<void> want_word(const Process& process) const {
+    const std::string seen = fmt::format(
+        "process {} ({}) was watched for {} s and neither made nor launched a CUDA graph",
+        process.pid().value, process.info().comm, watched_seconds());
+    if (!options_.way.watch) {
       return fail(refusal(
-          {"attach-graphs", Severity::kRed, process.pid(),
-           fmt::format("{} gave the GPU nothing to do for {} s, so it is not known whether it uses "
-                       "CUDA graphs",
-                       who, seconds),
-           fmt::format("watch it longer (--watch-graphs 60s) while it works; {}", kGraphsRemedy)}));
+          {"attach-graphs-unknown", Severity::kRed, process.pid(),
+           seen + ", which does not show that it has none: one that it launches less often, with a "
+                  "copy from or to the host in it, would end it with error 719 at the next launch",
+           kWordRemedy}));
     }
-    env_.tell(fmt::format(
-        "{} was watched for {} s and neither made nor launched a CUDA graph; if it has one all the "
-        "same, with a copy from or to the host in it, that graph's next launch ends with error 719",
-        who, seconds));
+    env_.tell(seen +
+              "; if it has one all the same, with a copy from or to the host in it, that graph's "
+              "next launch ends with error 719");
     return {};
   }
 

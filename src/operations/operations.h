@@ -69,9 +69,11 @@ struct Report {
 // How the agent comes to programs that run without it (docs/adr/0053-attach.md).
 struct AttachWay {
   std::shared_ptr<const UniqueFd> library;  // the agent's file, open
-  // How long the programs are watched for CUDA graphs.
-  std::chrono::milliseconds watch{500};
-  // The user says that none of them has a copy from or to the host in it: they are not watched.
+  // How the user consents, as what a program has made before cannot be seen: one of the two. With
+  // neither the programs are watched for a moment, and refused whatever is seen.
+  // They are watched for so long, a time in which each would launch all its CUDA graphs.
+  std::optional<std::chrono::milliseconds> watch = {};
+  // None of their graphs has a copy from or to the host in it: they are not watched.
   bool graphs_are_safe = false;
 };
 

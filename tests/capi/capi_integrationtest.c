@@ -477,9 +477,12 @@ static void test_attach(void) {
   CHECK(goes_on("attach"));
   stasis_suspend_options options;
   stasis_suspend_options_init(&options, sizeof options);
-  CHECK(!options.attach && !options.graphs_are_safe && options.watch_ms == 500);
+  CHECK(!options.attach && !options.graphs_are_safe && options.watch_ms == 0);
   options.attach = true;
   char *report = NULL;
+  /* Neither of the two is given. */
+  EXPECT(stasis_suspend(session, pid, &options, NULL, NULL), STASIS_NOT_SUPPORTED);
+  CHECK(goes_on("attach"));
   options.watch_ms = 1;
   options.graphs_are_safe = true;
   GOOD(stasis_suspend(session, pid, &options, NULL, &report));
@@ -491,7 +494,7 @@ static void test_attach(void) {
   stasis_dump_options_init(&dump, sizeof dump);
   stasis_swap_options swap;
   stasis_swap_options_init(&swap, sizeof swap);
-  CHECK(!dump.attach && dump.watch_ms == 500 && !swap.attach && swap.watch_ms == 500);
+  CHECK(!dump.attach && dump.watch_ms == 0 && !swap.attach && swap.watch_ms == 0);
   /* Where it is there already. */
   const pid_t second = start("attach_second", "memory", "--size", "64M");
   CHECK(goes_on("attach_second"));

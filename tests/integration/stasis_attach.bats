@@ -41,11 +41,11 @@ with open(f"/proc/{sys.argv[1]}/mem", "rb") as memory:
 print(digest.hexdigest())
 END
 }
-# refused_alone STATUS CODE [OPTION...]: attach refuses the target, has put no hook in, and it goes on.
+# refused_alone STATUS CODE: attach refuses the target, though the word is given, has put no hook in, and it goes on.
 refused_alone() {
   local code
   code=$(code_of)
-  refused "$1" "$2" attach "$TARGET" "${@:3}"
+  refused "$1" "$2" attach "$TARGET" --graphs-are-safe
   assert_equal "$(code_of)" "$code" "code of the driver"
 }
 path_in_ps() {
@@ -581,7 +581,8 @@ attach_under_load() {
   touch "$BATS_TEST_TMPDIR/begin"
   wait_until 20 test ! -e "$BATS_TEST_TMPDIR/begin"
   # The hooks are in when the watch begins; the graph comes when it is over.
-  STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  STASIS_FAULT=attach.watched:stop stasis attach "$TARGET" --watch-graphs 500ms \
+    >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
   tool=$!
   at_end_kill "$tool"
   wait_until 60 grep -q '^State:[[:space:]]*T' "/proc/$tool/status"
@@ -593,7 +594,8 @@ attach_under_load() {
   assert_equal "$status" 8 "$(<"$BATS_TEST_TMPDIR/said")"
   assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "makes or launches CUDA graphs"
   # Nor later: it may be launched at any time.
-  refused 8 not-supported attach "$TARGET"
+  refused 8 not-supported attach "$TARGET" --watch-graphs 500ms
+  assert_contains "$err" "makes or launches CUDA graphs"
   script_goes_on
   done_by attach "$TARGET" --graphs-are-safe
   script_goes_on
@@ -610,13 +612,85 @@ attach_under_load() {
 
 @test "a program that works and launches no graph is told of, and one that does nothing is not judged" {
   start_target memory --size 64M
-  done_by attach "$TARGET" --json
+  done_by attach "$TARGET" --watch-graphs 500ms --json
   assert_contains "$(json 'd["notes"]')" "neither made nor launched a CUDA graph"
   (($(converted) > 0))
   target_verifies
   start_target sleep --size 8M --pause-ms 3000
   refused 8 not-supported attach "$TARGET" --watch-graphs 1ms
   assert_contains "$err" "not known whether it uses CUDA graphs"
+  assert_contains "$err" "watch it longer (--watch-graphs 60s) while it works"
+}
+
+# wants_word VERB...: stasis refuses it, says what was seen and what is not known, and names both words.
+wants_word() {
+  refused 8 not-supported "$@"
+  assert_contains "$err" "process $TARGET ("
+  assert_contains "$err" "--graphs-are-safe if the program uses no CUDA graphs, or none with a copy from or to the host"
+  assert_contains "$err" "--watch-graphs 30s"
+}
+
+@test "without a word on its graphs a program is not taken, by no verb, and all is as it was" {
+  STASIS_SIM_GPUS=8G
+  export STASIS_SIM_GPUS
+  start_target memory --size 8M
+  local second=$TARGET verb
+  done_by suspend "$second"
+  start_target memory --size 64M
+  wants_word attach "$TARGET"
+  assert_contains "$err" "was watched for 0.5 s and neither made nor launched a CUDA graph, which does not show that"
+  assert_contains "$err" "would end it with error 719"
+  assert_contains "$err" "(every program runs on; the agent's library stays in process $TARGET, and does nothing)"
+  # Nor as it is told in JSON, and however often it is asked.
+  capture stasis attach "$TARGET" --json
+  assert_equal "$status" 8
+  assert_equal "$(json '[o["id"] for o in d["error"]["obstacles"]]')" "['attach-graphs-unknown']" "$out"
+  for verb in suspend swap; do
+    local -a arguments=("$TARGET")
+    [[ $verb != swap ]] || arguments+=("$second")
+    wants_word "$verb" "${arguments[@]}" --attach
+    assert_contains "$err" "without --attach the driver moves its GPU memory"
+    in_state running "$TARGET"
+    in_state checkpointed "$second"
+  done
+  nothing_left
+  assert_equal "$(path_in_ps)" driver
+  target_goes_on
+  cycle_by driver
+  refused 2 usage attach "$TARGET" --watch-graphs 0
+  # The word is what was missing.
+  done_by swap "$TARGET" "$second" --attach --watch-graphs 500ms
+  done_by swap "$second" "$TARGET"
+  cycle_by direct
+  # Where the agent is, none is needed.
+  done_by attach "$TARGET"
+  assert_contains "$out" "had its agent already"
+  target_verifies
+}
+
+@test "dump --attach without a word on the graphs leaves the program running, and no image" {
+  need_root "CRIU"
+  start_target memory --size 8M
+  wants_word dump "$TARGET" --images-dir "$image" --attach
+  [[ ! -e $image ]]
+  in_state running "$TARGET"
+  target_verifies
+}
+
+# The one that a watch of half a second takes for one without: between two launches it gives the GPU other work.
+@test "a program that launches its graph every few seconds, with a copy to the host, is never taken without a word" {
+  start_target graph-host --size 9M --pause-ms 1000 --ahead-ms 4000
+  local round saw=""
+  round=$(target_round)
+  while ! target_is_past "$round"; do
+    wants_word attach "$TARGET"
+    [[ $err != *"neither made nor launched a CUDA graph, which does not show"* ]] || saw=yes
+    target_is_past "$round" || [[ -z $saw ]] || break
+  done
+  assert_equal "$saw" yes "an attempt between the work and the launch"
+  # Its launch comes, and what it copies to the host is right.
+  wait_until 60 target_is_past "$round"
+  target_verifies
 }
 
 # --- Whom it refuses
@@ -682,7 +756,7 @@ END
 @test "a filter that lets no thread be made is left alone" {
   need_root "reading a filter"
   start_program cuda-refusing
-  refused 8 not-supported attach "$TARGET"
+  refused 8 not-supported attach "$TARGET" --graphs-are-safe
   ends_right
 }
 
@@ -731,7 +805,7 @@ END
   ends_right
   start_program cuda-stackless
   SECONDS=0
-  refused_alone 7 timeout --graphs-are-safe
+  refused_alone 7 timeout
   ((SECONDS < 5))
   assert_contains "$err" "has a stack that cannot be looked at (its stack pointer is 0x0)"
   ends_right

@@ -355,6 +355,15 @@ class Dump(harness.Case):
         notes = []
         with self.assertRaises(ValueError):
             stasis.suspend(target.pid, graphs_are_safe=True)
+        with self.assertRaises(ValueError):
+            stasis.suspend(target.pid, attach=True, watch_ms=0)
+        # Without a word on its graphs.
+        with self.assertRaises(stasis.NotSupported) as caught:
+            stasis.suspend(target.pid, attach=True)
+        self.assertEqual([one["id"] for one in caught.exception.obstacles], ["attach-graphs-unknown"])
+        self.assertIn("graphs_are_safe=True if the program uses no CUDA graphs", caught.exception.remedy)
+        self.assertIn("watch_ms=30000", caught.exception.remedy)
+        target.goes_on()
         report = stasis.suspend(target.pid, attach=True, graphs_are_safe=True, note=notes.append)
         self.assertEqual(report.json["path"], "direct")
         self.assertIn("has an agent now", " ".join(notes))
