@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <csignal>
 #include <memory>
 #include <new>
 #include <string>
@@ -107,6 +108,48 @@ TEST_F(HeldNeighboursTest, OneThatAnotherToolHasIsTold) {
   EXPECT_NE(said_.find("cannot hold meanwhile: process " + std::to_string(second->pid().value)),
             std::string::npos)
       << said_;
+}
+
+TEST_F(HeldNeighboursTest, OneWhoseAgentFailsIsToldAndTheOthersAreHeld) {
+  const auto first = agent();
+  const auto second = agent(cuda::CUDA_ERROR_INVALID_VALUE);
+  const auto held =
+      HeldNeighbours::hold(env_, infos({first.get(), second.get()}), milliseconds(5000));
+  ASSERT_TRUE(held.has_value()) << held.error().message;
+  EXPECT_EQ(gates_->closed - gates_->opened, 1);
+  EXPECT_NE(said_.find("cannot hold meanwhile: process " + std::to_string(second->pid().value)),
+            std::string::npos)
+      << said_;
+}
+
+// Its agent would not answer, and it begins no kernel.
+TEST_F(HeldNeighboursTest, OneThatASignalHasStoppedIsTold) {
+  const auto first = agent();
+  ASSERT_EQ(::kill(first->pid().value, SIGSTOP), 0);
+  const auto begin = Clock::now();
+  while (proc::ProcFs().state(first->pid()).value_or('T') != 'T')
+    ASSERT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  const auto held = HeldNeighbours::hold(env_, infos({first.get()}), milliseconds(5000));
+  ASSERT_EQ(::kill(first->pid().value, SIGCONT), 0);
+  ASSERT_TRUE(held.has_value()) << held.error().message;
+  EXPECT_TRUE(held->empty());
+  EXPECT_NE(said_.find("cannot hold meanwhile"), std::string::npos) << said_;
+}
+
+TEST_F(HeldNeighboursTest, OneThatIsSuspendedSinceNeedsNoHolding) {
+  const auto first = std::make_unique<FakeAgent>(kAgentSeals, [](ControlPage& page) {
+    page.cu_result = 0;
+    if (page.command == AgentCommand::kEvict) page.state = direct::AgentState::kEvicted;
+  });
+  {
+    auto peer = first->find();
+    ASSERT_TRUE(peer.has_value());
+    ASSERT_TRUE((*peer)->ask(AgentCommand::kEvict, 0, milliseconds(5000)));
+  }
+  const auto held = HeldNeighbours::hold(env_, infos({first.get()}), milliseconds(5000));
+  ASSERT_TRUE(held.has_value()) << held.error().message;
+  EXPECT_TRUE(held->empty());
+  EXPECT_EQ(said_, "");
 }
 
 TEST_F(HeldNeighboursTest, AnotherProcessThatHasTheNumberIsNotHeld) {

@@ -153,6 +153,16 @@ held_goes_on() { TARGET=$HELD TARGET_STATUS=$STATUS_OF_HELD target_goes_on; }
   let_page_go
   done_by suspend "$TARGET"
   ! told || return 1
+  # One that a signal has stopped begins no kernel, and its agent would not answer.
+  kill -STOP "$HELD"
+  done_by resume "$TARGET"
+  told
+  done_by suspend "$TARGET" --path driver
+  told
+  kill -CONT "$HELD"
+  done_by resume "$TARGET"
+  ! told || return 1
+  target_goes_on
 }
 
 # in_order TRACE: the mover was ready before the driver let any process go on.
