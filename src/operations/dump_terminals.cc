@@ -41,13 +41,14 @@ void DumpedTerminals::tell_of_unread(std::vector<std::string>& lost) const {
 void DumpedTerminals::give_back(std::vector<std::string>& failed) const {
   const auto is_unread = [](const SavedTerminal& terminal) { return !terminal.unread.empty(); };
   if (std::none_of(terminals_.begin(), terminals_.end(), is_unread)) return;
+  const proc::TerminalPairs pairs(tree_);
   for (const SavedTerminal& terminal : terminals_) {
     if (!terminal.is_first || terminal.has_more) continue;
     const bool is_written = unread_ == Unread::kWritten;
     // What has come to an end of which CRIU took nothing is an echo of what it has written.
     if (terminal.unread.empty() && !is_written) continue;
-    auto done = proc::put_unread_back(tree_, process_of(terminal), terminal.descriptor,
-                                      terminal.unread, is_written);
+    auto done = pairs.put_unread_back(process_of(terminal), terminal.descriptor, terminal.unread,
+                                      is_written);
     if (!done && !terminal.unread.empty()) failed.push_back(done.error().to_string());
   }
 }

@@ -314,17 +314,48 @@ class PlainTerminal {
   bool is_slave_ = false;
 };
 
+// An end of which no read and no write waits, also where more is to be written than there is room
+// for, or another process reads there, too.
+class NotWaiting {
+ public:
+  explicit NotWaiting(const UniqueFd& end) : end_(end), before_(::fcntl(end.get(), F_GETFL)) {
+    if (before_ >= 0) (void)::fcntl(end.get(), F_SETFL, before_ | O_NONBLOCK);
+  }
+  ~NotWaiting() {
+    if (before_ >= 0) (void)::fcntl(end_.get(), F_SETFL, before_);
+  }
+  NotWaiting(const NotWaiting&) = delete;
+  NotWaiting& operator=(const NotWaiting&) = delete;
+
+ private:
+  const UniqueFd& end_;
+  int before_;
+};
+
 // By the other end, as far as it has room: false for a part, too.
 bool write_to(const UniqueFd& other, const std::string& unread) {
+  // The kernel makes room a moment later, on another thread.
+  constexpr auto kLong = std::chrono::milliseconds(200);
+  auto deadline = std::chrono::steady_clock::now() + kLong;
   std::size_t done = 0;
-  while (done < unread.size() && takes_output(other)) {
+  while (done < unread.size()) {
     constexpr std::size_t kPiece = 1024;
     const ssize_t now =
         ::write(other.get(), unread.data() + done, std::min(kPiece, unread.size() - done));
-    if (now <= 0) break;
-    done += static_cast<std::size_t>(now);
+    if (now > 0) {
+      done += static_cast<std::size_t>(now);
+      deadline = std::chrono::steady_clock::now() + kLong;
+      continue;
+    }
+    const bool is_full = now == 0 || errno == EAGAIN;
+    if (!is_full) return false;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      errno = EAGAIN;
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return done == unread.size();
+  return true;
 }
 
 // Into the end itself, past the other one, to which nothing can be written while it is stopped.
@@ -371,16 +402,23 @@ Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags) {
       errno));
 }
 
-Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
-                             const std::string& unread, bool is_written) {
+struct TerminalPairs::Known {
+  std::map<TerminalKey, TerminalEnds> terminals;
+};
+
+TerminalPairs::TerminalPairs(std::span<const Pid> tree)
+    : known_(std::make_unique<Known>(Known{terminals_of(tree)})) {}
+TerminalPairs::~TerminalPairs() = default;
+
+Result<void> TerminalPairs::put_unread_back(Pid pid, int descriptor, const std::string& unread,
+                                            bool is_written) const {
   const TerminalEnd place{pid, descriptor};
   STASIS_TRY_ASSIGN(const auto end, copy_of(place));
   struct stat status {};
   const auto key =
       ::fstat(end.get(), &status) == 0 ? key_of(place, status) : std::optional<TerminalKey>();
-  const auto terminals = terminals_of(tree);
-  const auto found = key ? terminals.find(*key) : terminals.end();
-  if (found == terminals.end() || !found->second.master || !found->second.slave)
+  const auto found = key ? known_->terminals.find(*key) : known_->terminals.end();
+  if (found == known_->terminals.end() || !found->second.master || !found->second.slave)
     return fail(ErrorCode::kIo,
                 fmt::format("the terminal of descriptor {} of process {} has no other end",
                             descriptor, pid.value),
@@ -388,6 +426,8 @@ Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
   const bool of_slave = is_slave(status);
   STASIS_TRY_ASSIGN(const auto other,
                     copy_of(of_slave ? *found->second.master : *found->second.slave));
+  const NotWaiting end_waits_not(end);
+  const NotWaiting other_waits_not(other);
   std::string what = of_slave ? unread : without_status(end, unread);
   PlainTerminal terminal(end);
   std::string line = terminal.take_all();

@@ -1,12 +1,14 @@
 // What a terminal (pty) of a tree's own is set to, and CRIU 4.2.1 does not restore: that what is
 // written to one of its ends is stopped, and a speed that has no name.
 //
-// Stateless; thread-safe. Terminals are looked at through copies of the descriptors (pidfd_getfd).
+// Thread-safe; stateless but for TerminalPairs. Terminals are looked at through copies of the
+// descriptors (pidfd_getfd).
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -47,12 +49,24 @@ TerminalStates terminal_states(std::span<const Pid> tree);
 // F_SETFL, with the flags that F_GETFL has told. The end stands still meanwhile.
 Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags);
 
-// What a descriptor of a terminal, of which these processes have both ends, has not given to its
-// reader is `unread` again, as it was read, with no second echo. `is_written`: it was written to
-// the other end, as a program would. What is left of a line that is not finished stays behind it.
-// All of them stand still.
-Result<void> put_unread_back(std::span<const Pid> tree, Pid pid, int descriptor,
-                             const std::string& unread, bool is_written);
+// The terminals of which these processes have both ends. All of them stand still while it lives.
+class TerminalPairs {
+ public:
+  explicit TerminalPairs(std::span<const Pid> tree);
+  TerminalPairs(const TerminalPairs&) = delete;
+  TerminalPairs& operator=(const TerminalPairs&) = delete;
+  ~TerminalPairs();
+  // What the descriptor of one has not given to its reader is `unread` again, as it was read, with
+  // no second echo. `is_written`: it was written to the other end, as a program would. What is left
+  // of a line that is not finished stays behind it. kIo, too, where that is more than there is room
+  // for: a part of it is there then.
+  Result<void> put_unread_back(Pid pid, int descriptor, const std::string& unread,
+                               bool is_written) const;
+
+ private:
+  struct Known;
+  std::unique_ptr<Known> known_;
+};
 
 // Through a copy of the descriptor. False, and errno, if the kernel refuses.
 bool set_terminal(const UniqueFd& copy, const FileState& wanted);
