@@ -181,7 +181,9 @@ void UnreadState::note_unix(const UniqueFd& socket, const proc::SocketKind& kind
 // more may come meanwhile.
 void UnreadState::note_under_way(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
                                  int descriptor, std::uint32_t count) {
-  const auto found = proc::look_at_under_way(socket, kind.type == SOCK_STREAM);
+  const auto found =
+      is_held_up_ ? proc::UnderWay{} : proc::look_at_under_way(socket, kind.type == SOCK_STREAM);
+  is_held_up_ |= found.is_held_up;
   if (!found.lost.empty())
     return tear(pid, descriptor,
                 fmt::format("a descriptor under way (SCM_RIGHTS) that has {}", found.lost));

@@ -46,6 +46,7 @@ class UnreadState {
   Lost& lost_;
   std::optional<std::map<std::uint64_t, std::uint64_t>> saved_;  // bytes, by inode number
   std::optional<Error> torn_;
+  bool is_held_up_ = false;  // by a file that a program serves: no other look is taken
 };
 
 }  // namespace stasis

@@ -95,6 +95,13 @@ bool look_at(msghdr& message, bool has_bytes, WayAnswer& answer) {
   return all_seen;
 }
 
+// Closes all other descriptors.
+bool leave_only(int descriptor) {
+  const auto kept = static_cast<unsigned>(descriptor);
+  return (kept == 0 || ::syscall(SYS_close_range, 0U, kept - 1, 0U) == 0) &&
+         ::syscall(SYS_close_range, kept + 1, ~0U, 0U) == 0;
+}
+
 // The socket stands at the beginning of its queue (SO_PEEK_OFF).
 void look_at_all(int socket, bool is_stream, WayAnswer& answer) {
   constexpr int kMostMessages = 100000;
@@ -167,7 +174,9 @@ UnderWay look_at_under_way(const UniqueFd& socket, bool is_stream) {
     ::sigfillset(&all);
     (void)::sigprocmask(SIG_SETMASK, &all, nullptr);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() == own) look_at_all(socket.get(), is_stream, answer);
+    // It may stay, and with it locks that are the tool's: an agent would go on to have a peer.
+    if (::getppid() == own && leave_only(socket.get()))
+      look_at_all(socket.get(), is_stream, answer);
     ::_exit(0);
   }
   UnderWay out;
@@ -179,7 +188,7 @@ UnderWay look_at_under_way(const UniqueFd& socket, bool is_stream) {
     (void)::syscall(SYS_pidfd_send_signal, held.get(), SIGKILL, nullptr, 0U);
     (void)TEMP_FAILURE_RETRY(
         ::waitpid(static_cast<pid_t>(child), nullptr, has_ended ? __WALL : __WALL | WNOHANG));
-    out = {has_ended && answer.is_whole, lost_text(answer.what), answer.with_bytes};
+    out = {has_ended && answer.is_whole, !has_ended, lost_text(answer.what), answer.with_bytes};
   }
   (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
   ::munmap(shared, sizeof(WayAnswer));

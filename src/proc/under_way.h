@@ -18,7 +18,8 @@ std::uint32_t descriptors_under_way(Pid pid, int descriptor);
 struct UnderWay {
   // False: a file that a program serves holds the look up, or there is no right to descriptors.
   bool is_known = false;
-  std::string lost;  // "a lock", of the first that has any; empty: none has
+  bool is_held_up = false;  // the former, for five seconds: each further one takes as long
+  std::string lost;         // "a lock", of the first that has any; empty: none has
   // Descriptors of messages that are not empty; of a stream, one may count twice.
   std::uint32_t with_bytes = 0;
 };
