@@ -24,6 +24,8 @@ namespace {
 // An agent with another peer than this is being suspended or resumed by that.
 constexpr milliseconds kFindTime{500};
 constexpr milliseconds kTellAfter{1000};
+// The gate opens by itself when this is no peer any more; ours stand still meanwhile.
+constexpr milliseconds kOpenTime{500};
 
 std::optional<AgentClient> agent_of(const proc::ProcessInfo& info) {
   const auto pidfd = Pidfd::open(info.pid);
@@ -184,7 +186,7 @@ void HeldNeighbours::release() {
   for (AgentClient& agent : agents_)
     agent.begin(AgentCommand::kOpen, direct::kKeepBuffer);
   // One that does not answer is not to keep the others, nor who waits for this.
-  const auto deadline = Clock::now() + kAtOnce;
+  const auto deadline = Clock::now() + kOpenTime;
   for (AgentClient& agent : agents_) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     (void)agent.finish(std::max(left, milliseconds(1)));

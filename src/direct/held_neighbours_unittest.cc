@@ -136,6 +136,18 @@ TEST_F(HeldNeighboursTest, OneThatASignalHasStoppedIsTold) {
   EXPECT_NE(said_.find("cannot hold meanwhile"), std::string::npos) << said_;
 }
 
+TEST_F(HeldNeighboursTest, OneThatIsStoppedWhileItIsHeldKeepsNoOperation) {
+  const auto first = agent();
+  const auto second = agent();
+  auto held = HeldNeighbours::hold(env_, infos({first.get(), second.get()}), milliseconds(5000));
+  ASSERT_TRUE(held.has_value()) << held.error().message;
+  ASSERT_EQ(::kill(first->pid().value, SIGSTOP), 0);
+  const auto begin = Clock::now();
+  held->release();
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+  EXPECT_EQ(gates_->opened, 1);
+}
+
 TEST_F(HeldNeighboursTest, OneThatIsSuspendedSinceNeedsNoHolding) {
   const auto first = std::make_unique<FakeAgent>(kAgentSeals, [](ControlPage& page) {
     page.cu_result = 0;
