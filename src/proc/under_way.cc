@@ -29,7 +29,15 @@ namespace {
 
 // What the process that looks tells; in memory that it shares.
 struct WayAnswer {
-  enum What : std::uint32_t { kNothing, kLock, kOwner, kSemaphore, kHighCount };
+  enum What : std::uint32_t {
+    kNothing,
+    kLock,
+    kOwner,
+    kSemaphore,
+    kHighCount,
+    kWatching,
+    kProcFile
+  };
   std::atomic<bool> is_whole;
   std::atomic<std::uint32_t> what;
   std::atomic<std::uint32_t> with_bytes;
@@ -61,6 +69,17 @@ bool is_above_half(std::string_view text) {
          end > begin + kLowerDigits;
 }
 
+// A file of a thread or of a mapping in /proc, which CRIU opens before it is there.
+bool is_below_process(int descriptor) {
+  std::array<char, 48> link{};
+  *fmt::format_to(link.data(), "/proc/self/fd/{}", descriptor) = '\0';
+  std::array<char, 4096> path{};
+  const ssize_t size = ::readlink(link.data(), path.data(), path.size());
+  const std::string_view text(path.data(), size > 0 ? static_cast<std::size_t>(size) : 0);
+  return text.starts_with("/proc/") && (text.find("/task/") != std::string_view::npos ||
+                                        text.find("/map_files/") != std::string_view::npos);
+}
+
 WayAnswer::What what_is_lost(int descriptor, bool& is_seen) {
   InfoText text;
   const std::string_view info = own_fdinfo(descriptor, text);
@@ -69,6 +88,10 @@ WayAnswer::What what_is_lost(int descriptor, bool& is_seen) {
   if (info.find("\nlock:") != std::string_view::npos) return WayAnswer::kLock;
   if (info.find("eventfd-semaphore: 1\n") != std::string_view::npos) return WayAnswer::kSemaphore;
   if (is_above_half(info)) return WayAnswer::kHighCount;
+  // CRIU looks for what it watches among the descriptors of the process that it restores, by the
+  // numbers of before.
+  if (info.find("\ntfd:") != std::string_view::npos) return WayAnswer::kWatching;
+  if (is_below_process(descriptor)) return WayAnswer::kProcFile;
   f_owner_ex owner{};
   if (::fcntl(descriptor, F_GETOWN_EX, &owner) == 0 && owner.pid != 0) return WayAnswer::kOwner;
   return ::fcntl(descriptor, F_GETSIG) > 0 ? WayAnswer::kOwner : WayAnswer::kNothing;
@@ -138,6 +161,10 @@ const char* lost_text(std::uint32_t what) {
       return "EFD_SEMAPHORE";
     case WayAnswer::kHighCount:
       return "an eventfd's value above 32 bits";
+    case WayAnswer::kWatching:
+      return "files that it watches (epoll)";
+    case WayAnswer::kProcFile:
+      return "a file of a thread or of a mapping in /proc";
     default:
       return "";
   }

@@ -1,6 +1,7 @@
 #include "proc/under_way.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -74,6 +75,12 @@ TEST_P(UnderWayOf, TellsWhatIsLost) {
   const UniqueFd high(::eventfd(0, EFD_CLOEXEC));
   const std::uint64_t value = std::uint64_t{1} << 32;
   ASSERT_EQ(::write(high.get(), &value, sizeof value), 8);
+  const UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event{};
+  ASSERT_EQ(::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, high.get(), &event), 0);
+  const UniqueFd watches_none(::epoll_create1(EPOLL_CLOEXEC));
+  const UniqueFd of_thread(::open("/proc/thread-self/stat", O_RDONLY | O_CLOEXEC));
+  const UniqueFd of_process(::open("/proc/self/stat", O_RDONLY | O_CLOEXEC));
   const UniqueFd plain = some_file();
   const UniqueFd low(::eventfd(0xffffffff, EFD_CLOEXEC));
   const std::pair<const UniqueFd*, std::string> cases[] = {
@@ -82,6 +89,10 @@ TEST_P(UnderWayOf, TellsWhatIsLost) {
       {&owned, "a process that it signals (F_SETOWN, F_SETSIG)"},
       {&semaphore, "EFD_SEMAPHORE"},
       {&high, "an eventfd's value above 32 bits"},
+      {&epoll, "files that it watches (epoll)"},
+      {&of_thread, "a file of a thread or of a mapping in /proc"},
+      {&watches_none, ""},
+      {&of_process, ""},
       {&plain, ""},
       {&low, ""}};
   for (const auto& [file, lost] : cases) {

@@ -408,6 +408,8 @@ import threading; threading.Thread(target=receive, daemon=True).start()'
   local cases='lock|os.open(folder + "/file", os.O_RDWR + os.O_CREAT)|fcntl.flock(one, 2)|b"x"|a lock (flock, F_OFD_SETLK) or a lease
 owner|os.dup((both := os.pipe())[0])|fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())|b"x"|a process that it signals
 semaphore|libc.eventfd(1, 1)|0|b"x"|EFD_SEMAPHORE
+epoll|libc.epoll_create1(0)|libc.epoll_ctl(one, 1, here.fileno(), ctypes.create_string_buffer(12))|b"x"|files that it watches (epoll)
+thread|os.open("/proc/thread-self/stat", 0)|0|b"x"|a file of a thread or of a mapping in /proc
 empty|os.open("/dev/null", 0)|0|b""|with an empty message'
   while IFS='|' read -r name make act bytes what; do
     start_python "import fcntl
