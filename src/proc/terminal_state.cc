@@ -82,6 +82,14 @@ struct TerminalKey {
   auto operator<=>(const TerminalKey&) const = default;
 };
 
+// Any that CRIU saves as one: a pseudo terminal, /dev/tty, a console, a serial line.
+bool is_any_terminal(const struct stat& status) {
+  constexpr std::array<unsigned, 4> kOthers = {4, 5, 188, 204};
+  return is_slave(status) ||
+         (S_ISCHR(status.st_mode) &&
+          std::find(kOthers.begin(), kOthers.end(), major(status.st_rdev)) != kOthers.end());
+}
+
 struct TerminalEnd {
   Pid pid;
   int descriptor = -1;
@@ -388,7 +396,8 @@ void wait_for_unread(const UniqueFd& end, std::size_t size) {
 
 Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags) {
   constexpr unsigned kSettable = O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME | O_NONBLOCK;
-  STASIS_TRY_ASSIGN(const auto copy, copy_of({pid, descriptor}));
+  STASIS_TRY_ASSIGN(const auto process, Pidfd::open(pid));
+  STASIS_TRY_ASSIGN(const auto copy, take_descriptor(pid, process, descriptor, is_any_terminal));
   const int now = ::fcntl(copy.get(), F_GETFL);
   const auto wanted =
       static_cast<int>((static_cast<unsigned>(now) & ~kSettable) | (flags & kSettable));

@@ -135,6 +135,26 @@ is_unread() {
   is_unread rest
 }
 
+# CRIU makes what it takes for terminals O_NONBLOCK and leaves them so.
+@test "a controlling terminal that is open by /dev/tty, and a console, wait as before in a program that runs on after a dump" {
+  need_root "CRIU"
+  start_python "import termios
+console = os.open('/dev/console', os.O_WRONLY | os.O_NOCTTY) if os.path.exists('/dev/console') else -1
+if os.fork() == 0:
+    os.setsid(); end, other = os.openpty(); fcntl.ioctl(other, termios.TIOCSCTTY, 0)
+    tty = os.open('/dev/tty', os.O_RDWR); open(here + '.number', 'w').write(str(tty)); time.sleep(300)
+while not os.path.exists(here + '.number') or not os.path.getsize(here + '.number'): time.sleep(0.001)
+def look(): return ''"
+  local holder descriptor before
+  holder=$(pgrep -P "$TARGET" python3)
+  descriptor=$(<"$TARGET_STATUS.number")
+  before=$(grep ^flags: "/proc/$holder/fdinfo/$descriptor")
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  [[ $err != *"terminals are not as they were"* ]]
+  assert_equal "$(grep ^flags: "/proc/$holder/fdinfo/$descriptor")" "$before"
+  target_goes_on
+}
+
 @test "what is not yet read of terminals is as it was after a restore" {
   need_root "CRIU"
   start_with_unread
