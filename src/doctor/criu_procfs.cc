@@ -29,6 +29,11 @@ constexpr Kind kNotThere{
     "has files of /proc open that are of a thread or of a mapping, which are not there when CRIU "
     "opens them again: no restore would succeed",
     "close them before the dump, or use the file of the process (/proc/PID/stat)"};
+constexpr Kind kDirectory{
+    "proc-file", Severity::kRed,
+    "has the directory of a process in /proc as its working directory, whose name CRIU saves with "
+    "what happens to be behind it: no restore would succeed",
+    "let it work in another directory (chdir), or in one below it (/proc/PID/fd)"};
 constexpr Kind kOutside{
     "proc-file-outside", Severity::kYellow,
     "has files of /proc open that are of processes outside of the tree: no restore succeeds where "
@@ -92,10 +97,21 @@ class Search {
     const bool likely = std::any_of(parts.begin(), parts.end(),
                                     [](std::string_view part) { return number_of(part); });
     if (path.starts_with('/') && likely && is_on(pid, folder, PROC_SUPER_MAGIC))
-      judge(pid, path, path + " (its directory)");
+      judge_directory(pid, path, parts);
   }
 
  private:
+  // CRIU 4.2.1 writes a '/' over the end of a path that is a process's directory and no more, when
+  // it looks whether that lives (files-reg.c, check_path_remap()); what was behind it counts then.
+  void judge_directory(Pid pid, const std::string& path,
+                       const std::vector<std::string_view>& parts) {
+    const std::string shown = path + " (its directory)";
+    if (number_of(parts.back()) && (parts.size() < 2 || parts[parts.size() - 2] != "task"))
+      out_.add(pid, kDirectory, shown);
+    else
+      judge(pid, path, shown);
+  }
+
   // The file system is asked for few: one that a program serves would have to answer.
   void probe_file(Pid pid, const proc::OpenFile& file) {
     if (!file.path.starts_with('/')) return;

@@ -394,6 +394,14 @@ os.chdir('/proc/self/task/%d' % max(int(name) for name in os.listdir('/proc/self
   end_targets
   : >"$targets"
   rm "$TARGET_STATUS"
+  # That of a process itself; what is below it comes back.
+  start_python "os.chdir('/proc/%d' % os.getpid())"
+  said proc-file "red red" "the directory of a process in /proc as its working directory"
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  target_goes_on
+  end_targets
+  : >"$targets"
+  rm "$TARGET_STATUS"
   start_python "held = [open('/proc/self/task/%d/stat' % os.getpid()), open('/proc/self/maps'), open('/proc/$$/stat')]
 try:
     held.append(open('/proc/pressure/memory', 'r+'))
