@@ -55,7 +55,8 @@ void probe_namespaces(Facts& facts, const Processes& processes, Signs& out);
 void probe_namespace_files(Facts& facts, const Processes& processes, Signs& out);
 
 // Cgroups that are not the root's.
-void probe_cgroups(const Processes& processes, const CriuOptions& options, Signs& out);
+void probe_cgroups(Facts& facts, const Processes& processes, const CriuOptions& options,
+                   Signs& out);
 
 // criu_mounts.cc. What CRIU does not find by its mount or its path; nothing with
 // `--external file[...]`, by which files are taken out of its hands.

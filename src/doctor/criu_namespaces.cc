@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -43,6 +44,14 @@ constexpr Kind kInit{"pid-namespace", Severity::kRed,
 constexpr Kind kNoUsers{"user-namespace", Severity::kRed,
                         "lives in a user namespace in which its user has no number",
                         "map its users: unshare --user --map-root-user"};
+// CRIU 4.2.1 saves devices, addresses, routes, rules of iptables and some settings (its net.c).
+constexpr Kind kOwnNetwork{
+    "own-network", Severity::kYellow,
+    "lives in a network namespace of its own, which a restore makes anew: most settings below "
+    "/proc/sys/net, queueing disciplines (tc) and neighbours that were set by hand (ip neigh) are "
+    "lost",
+    "dump and restore it from within that namespace (nsenter --net, ip netns exec), which leaves "
+    "it as it is, or set them again"};
 constexpr Kind kOfThread{"thread-namespace", Severity::kRed,
                          "has threads in namespaces of their own, which a restore would take from "
                          "them",
@@ -55,6 +64,12 @@ constexpr Kind kCgroup{"cgroup", Severity::kYellow,
                        "is in another cgroup than the root of the tree, and a restore puts both "
                        "into that of the tool that restores them, with its limits",
                        "dump with --manage-cgroups soft, if the cgroups are to come back"};
+
+constexpr Kind kCgroupOfThreads{
+    "cgroup", Severity::kYellow,
+    "has threads in another cgroup than its own, and a restore puts them into that of the tool "
+    "that restores it, with its limits",
+    "dump with --manage-cgroups soft, if the cgroups are to come back"};
 
 constexpr Kind kOwnPlace{"namespace", Severity::kRed,
                          "lives in a namespace of mounts or of the network that is not that of the "
@@ -88,6 +103,15 @@ bool has_numbers_for_children(Facts& facts, Pid pid) {
   return errno == ENOENT && namespace_of_thread(pid, Tid{pid.value}, "uts") != 0;
 }
 
+// "4:memory:/path" of the first version, "0::/path" of the second: the first that differs.
+std::optional<std::string> other_cgroup(const std::string& its, const std::string& than) {
+  if (than.empty() || its == than) return std::nullopt;
+  std::istringstream all(its);
+  for (std::string line; std::getline(all, line);)
+    if (than.find(line + "\n") == std::string::npos) return line.substr(line.find(':') + 1);
+  return std::nullopt;
+}
+
 bool maps_no_one(Pid pid, std::string_view map) {
   const auto text = read_file(AT_FDCWD, fmt::format("/proc/{}/{}", pid.value, map));
   return text && text->empty();
@@ -99,6 +123,8 @@ void probe_root(Facts& facts, Pid root, Signs& out) {
   if (details && pids != 0 && pids != facts.our_namespace("pid"))
     out.add(root, details->ns_pid == 1 ? kInit : kNoInit,
             fmt::format("it is number {} there", details->ns_pid));
+  if (facts.namespace_of(root, "net") != 0 && !facts.has_our_namespace(root, "net"))
+    out.add(root, kOwnNetwork, "unshare --net");
   if (!facts.has_our_namespace(root, "user") &&
       (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))) {
     out.add(root, kNoUsers, "no user is mapped");
@@ -148,21 +174,23 @@ void probe_namespaces(Facts& facts, const Processes& processes, Signs& out) {
   }
 }
 
-void probe_cgroups(const Processes& processes, const CriuOptions& options, Signs& out) {
+void probe_cgroups(Facts& facts, const Processes& processes, const CriuOptions& options,
+                   Signs& out) {
   if (options.cgroups != CgroupMode::kIgnore) return;
-  const auto cgroups_of = [](Pid pid) {
-    return read_file(AT_FDCWD, fmt::format("/proc/{}/cgroup", pid.value)).value_or("");
+  const auto cgroups_in = [](const std::string& folder) {
+    return read_file(AT_FDCWD, folder + "/cgroup").value_or("");
   };
-  const std::string of_root = cgroups_of(processes.front().pid);
+  const std::string of_root = cgroups_in(fmt::format("/proc/{}", processes.front().pid.value));
   for (const proc::ProcessInfo& info : processes) {
-    const std::string its = cgroups_of(info.pid);
-    if (of_root.empty() || its.empty() || its == of_root) continue;
-    // "4:memory:/path" of the first version, "0::/path" of the second: the first that differs.
-    std::istringstream all(its);
-    for (std::string line; std::getline(all, line);) {
-      if (of_root.find(line + "\n") != std::string::npos) continue;
-      out.add(info.pid, kCgroup, line.substr(line.find(':') + 1));
-      break;
+    const std::string own = fmt::format("/proc/{}", info.pid.value);
+    const std::string its = cgroups_in(own);
+    if (const auto other = other_cgroup(its, of_root)) out.add(info.pid, kCgroup, *other);
+    for (const Tid thread : facts.threads(info.pid)) {
+      if (facts.is_over()) return;
+      if (thread.value == info.pid.value) continue;
+      const std::string of_thread = cgroups_in(fmt::format("{}/task/{}", own, thread.value));
+      if (const auto other = other_cgroup(of_thread, its))
+        out.add(info.pid, kCgroupOfThreads, fmt::format("{} of thread {}", *other, thread.value));
     }
   }
 }

@@ -196,10 +196,19 @@ constexpr Kind kLostWatch{"inotify", Severity::kRed,
                           "watches files by inotify or fanotify that CRIU cannot find again",
                           "end such watches before the dump: on /proc, /sys, /dev/pts, an overlay, "
                           "or on deleted files of a tmpfs"};
+constexpr Kind kLinkWatch{
+    "inotify", Severity::kRed,
+    "watches symbolic links themselves (IN_DONT_FOLLOW, "
+    "FAN_MARK_DONT_FOLLOW), which CRIU dumps and cannot restore",
+    "end such watches before the dump, or watch the directories of the links"};
 constexpr Kind kWholeWatch{"inotify", Severity::kYellow,
                            "watches whole file systems by fanotify (FAN_MARK_FILESYSTEM), which a "
                            "restored program watches no more",
                            "let the program mark them again after a restore"};
+constexpr Kind kKernelLog{"kernel-log", Severity::kYellow,
+                          "has the kernel's log open for reading (/dev/kmsg), which a restored "
+                          "program reads from its beginning again",
+                          "let the program pass over messages whose numbers it has seen"};
 constexpr Kind kUnnamed{"unnamed-file", Severity::kYellow,
                         "has files of O_TMPFILE open, which a restored program cannot give a name",
                         "dump it when the file has its name"};
@@ -228,6 +237,12 @@ constexpr std::uint64_t kMuchReserved = 256ULL << 30;
 // Character devices that CRIU 4.2 dumps (its files.c and tty.c; numbers of the kernel's
 // admin-guide/devices.txt): memory, terminals but serial ports of the 4:64 kind and /dev/tty0,
 // which is the console that is shown; autofs; a tun in a network namespace of its own.
+// Of a descriptor, by the mode that its link in /proc has.
+bool is_readable(const std::string& link) {
+  struct stat info {};
+  return ::lstat(link.c_str(), &info) == 0 && (info.st_mode & S_IRUSR) != 0;
+}
+
 bool dumps_device(unsigned major, unsigned minor, bool has_own_network) {
   constexpr unsigned kMemory = 1;
   constexpr unsigned kTty = 4;
@@ -435,7 +450,7 @@ class Search {
           doctor::probe_zombies(facts_, all_processes_, processes_.front().pid, signs_);
         },
         [&] {
-          doctor::probe_cgroups(processes_, options_, signs_);
+          doctor::probe_cgroups(facts_, processes_, options_, signs_);
           doctor::probe_lines(facts_, processes_, signs_);
           doctor::probe_procfs(facts_, processes_, all_processes_, signs_);
         },
@@ -530,6 +545,9 @@ class Search {
         case WatchLight::kDeleted:
           signs_.add(pid, kDeletedWatch, shown);
           break;
+        case WatchLight::kLink:
+          signs_.add(pid, kLinkWatch, shown);
+          break;
       }
     }
   }
@@ -550,6 +568,8 @@ class Search {
                                                  !facts_.has_our_namespace(pid, "net")));
     const std::vector<std::string>& external = options_.external;
     if (device && !is_set(external, "tty[")) signs_.add(pid, kDevice, shown);
+    if (S_ISCHR(info->st_mode) && info->st_rdev == makedev(1, 11) && is_readable(link))
+      signs_.add(pid, kKernelLog, shown);
     if (path.starts_with("/memfd:")) probe_huge_memory(pid, link);
     const bool has_file = S_ISREG(info->st_mode) && !is_of_no_file(path);
     if ((has_file || path.starts_with("/memfd:")) && info->st_nlink == 0) {

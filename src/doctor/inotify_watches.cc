@@ -104,9 +104,12 @@ bool has_path(const UniqueFd& file, std::uint64_t inode) {
   return ::lstat(link.data(), &info) == 0 && info.st_ino == inode;
 }
 
-bool is_deleted(const UniqueFd& file) {
+// CRIU 4.2.1 opens what is watched by what its path leads to, or not at all.
+WatchLight light_of(const UniqueFd& file) {
   struct stat info {};
-  return ::fstat(file.get(), &info) == 0 && info.st_nlink == 0;
+  if (::fstat(file.get(), &info) != 0) return WatchLight::kFine;
+  if (info.st_nlink == 0) return WatchLight::kDeleted;
+  return S_ISLNK(info.st_mode) ? WatchLight::kLink : WatchLight::kFine;
 }
 
 // CRIU 4.2.1 restores the events alone (fsnotify.c, dump_inotify_entry()).
@@ -165,7 +168,7 @@ Watch probe_mark(Pid pid, const Mark& mark, const std::vector<proc::Mount>& moun
     const UniqueFd file = open_handle(place, mark);
     if (file.valid()) {
       if (is_in_memory(file) && !has_path(file, mark.inode)) break;
-      out.light = is_deleted(file) ? WatchLight::kDeleted : WatchLight::kFine;
+      out.light = light_of(file);
       return out;
     }
     // Without CAP_DAC_READ_SEARCH.

@@ -19,6 +19,7 @@ enum class WatchLight {
   kLost,     // CRIU cannot dump it
   kWhole,    // of a whole file system: CRIU dumps it, and a restore leaves it out
   kDeleted,  // CRIU dumps it, and a restore leaves it out
+  kLink,     // of a symbolic link itself: CRIU dumps it, and no restore succeeds
 };
 
 struct Watch {

@@ -14,7 +14,7 @@ teardown() {
   end_stasis
   # CRIU leaves the second where it was asked by itself; others' are not for us to remove.
   [[ -z $(compgen -G "$BATS_TEST_TMPDIR/criu-*") ]] || rm -f /dev/shm/sem.stasis-doctor-* /dev/shm/link_remap.*
-  [[ ! -e $BATS_TEST_TMPDIR/cgroup ]] || wait_until 60 rmdir "$(<"$BATS_TEST_TMPDIR/cgroup")"
+  [[ ! -e $BATS_TEST_TMPDIR/cgroup ]] || wait_until 60 find "$(<"$BATS_TEST_TMPDIR/cgroup")" -depth -type d -delete
   [[ ! -s $BATS_TEST_TMPDIR/ping-range ]] || cat "$BATS_TEST_TMPDIR/ping-range" >/proc/sys/net/ipv4/ping_group_range
   [[ ! -e $BATS_TEST_TMPDIR/huge-pages ]] || cat "$BATS_TEST_TMPDIR/huge-pages" >/proc/sys/vm/nr_hugepages
 }
@@ -468,6 +468,9 @@ def case_mark_proc():
     libc.fanotify_mark(fd, 1, ctypes.c_ulong(2), -100, b"/proc/self")
 def case_watch_fine(): libc.inotify_add_watch(libc.inotify_init1(0), b"/dev/shm", 0x100)
 def case_mptcp(): return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
+def case_watch_link():
+    os.symlink("nothing", folder + "/link"); libc.inotify_add_watch(libc.inotify_init1(0), (folder + "/link").encode(), 0x2000002)
+def case_in_proc(): os.chdir("/proc/self")
 def case_vsock(): return socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
 def case_packet_pipe(): os.pipe2(os.O_DIRECT)
 def case_alarm_clock():
@@ -564,6 +567,10 @@ END
   # CRIU dumps it, and cannot restore it.
   assert_equal "$(light_of net namespace)" red
   criu_dumps net
+  # Where handles of files last, as on ext4.
+  assert_equal "$(light_of watch_link inotify)" red
+  assert_equal "$(light_of in_proc proc-file)" red
+  criu_dumps in_proc
   criu_dumps terminal --shell-job
   capture stasis doctor "$(<"$BATS_TEST_TMPDIR/pid-no_users")" --no-trial --json
   assert_equal "$(lights user-namespace)" red
@@ -997,6 +1004,12 @@ except OSError as e: print(e, flush=True)
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 if libc.syscall(56, signal.SIGUSR1, 0, 0, 0, 0) == 0:  # clone
     if '$cgroup': open('$cgroup/cgroup.procs', 'w').write('0')
+    # Only below a cgroup of threads may one have another than its process.
+    if '$cgroup':
+        import threading
+        os.mkdir('$cgroup/of-thread'); open('$cgroup/of-thread/cgroup.type', 'w').write('threaded')
+        one = threading.Thread(target=lambda: time.sleep(300), daemon=True); one.start()
+        open('$cgroup/of-thread/cgroup.threads', 'w').write(str(one.native_id))
     os.close(events); open(folder + '/in.new', 'w').write(str(os.getpid())); os.rename(folder + '/in.new', folder + '/in')
     while True: time.sleep(1)
 while not os.path.exists(folder + '/in'): time.sleep(.01)"
@@ -1008,8 +1021,23 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   assert_contains "$err" "has an exit signal other than SIGCHLD, or none (clone); a restored process has SIGCHLD: signal 10"
   [[ -z $kept ]] || assert_contains "$err" "watches deleted files"
   [[ -z $cgroup ]] || assert_contains "$err" "in another cgroup than the root of the tree"
+  [[ -z $cgroup ]] || assert_contains "$err" "has threads in another cgroup than its own"
   ! grep -q "attribute set" "$TARGET_LOG" || assert_contains "$err" "user.kept of /memfd:named"
   target_goes_on
+}
+
+@test "told: what a restore of a network namespace leaves out" {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  (exec_on_gpu setsid unshare --net stasis-workload memory --size 1M --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights own-network)" yellow
+  # From within it is not CRIU's affair.
+  capture nsenter --target "$TARGET" --net stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights own-network)" ""
 }
 
 @test "told: locks of files that are only mapped any more, and no others" {
