@@ -55,6 +55,10 @@ constexpr std::array kRules = {
              "it has descriptors nearer to the limit of open files than CRIU needs for its own",
              "raise the hard limit of the shell that restores it (ulimit -Hn), or restore as root"},
 
+    CriuRule{"No CTL for TTY", "SCM case", kBusy,  // seen
+             "a program has not yet read a descriptor of a terminal that is under way in a unix "
+             "socket (SCM_RIGHTS), which CRIU cannot dump",
+             "dump again when it has received it"},
     // Terminals. Seen.
     CriuRule{"is not a session leader", "--shell-job", kCriuFailed,
              "the process belongs to the session of a shell outside of the image",

@@ -105,6 +105,7 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"unix: Non-empty write queue on an in-flight socket 0xa66564", ErrorCode::kBusy,
               "accepted"},
         Known{"unix: Found a closed in-flight socket to 0x3a2b1", ErrorCode::kBusy, "accepted"},
+        Known{"tty: No CTL for TTY dump, likely SCM case", ErrorCode::kBusy, "received"},
         Known{"Dump eventpoll (pid: 532) failed with -1", ErrorCode::kCriuFailed, "EPOLL_CTL_DEL"},
         Known{"Can't lookup mount=18 for fd=9 path=/memfd:huge (deleted)", ErrorCode::kCriuFailed,
               "vm.nr_hugepages"},

@@ -1,6 +1,7 @@
 #include "proc/under_way.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/sched.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -8,8 +9,12 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <array>
@@ -36,7 +41,7 @@ struct WayAnswer {
     kSemaphore,
     kHighCount,
     kWatching,
-    kProcFile
+    kUnusual
   };
   std::atomic<bool> is_whole;
   std::atomic<std::uint32_t> what;
@@ -69,15 +74,36 @@ bool is_above_half(std::string_view text) {
          end > begin + kLowerDigits;
 }
 
-// A file of a thread or of a mapping in /proc, which CRIU opens before it is there.
-bool is_below_process(int descriptor) {
-  std::array<char, 48> link{};
-  *fmt::format_to(link.data(), "/proc/self/fd/{}", descriptor) = '\0';
-  std::array<char, 4096> path{};
-  const ssize_t size = ::readlink(link.data(), path.data(), path.size());
-  const std::string_view text(path.data(), size > 0 ? static_cast<std::size_t>(size) : 0);
-  return text.starts_with("/proc/") && (text.find("/task/") != std::string_view::npos ||
-                                        text.find("/map_files/") != std::string_view::npos);
+// Of what a process has open the doctor asks more; what is under way goes on as it is only if
+// nothing of that kind can be wrong with it: pipes, files with a name on a disk or in memory,
+// memfds, the memory devices, and what has no file (eventfd, signalfd and their like, of which the
+// rest is told above).
+bool is_plain(int descriptor) {
+  constexpr unsigned kMemoryDevices = 1;  // linux/major.h, MEM_MAJOR: /dev/null and its like
+  constexpr unsigned kKernelLog = 11;     // /dev/kmsg
+  struct stat st {};
+  struct statfs fs {};
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || ::fstat(descriptor, &st) != 0 || ::fstatfs(descriptor, &fs) != 0) return false;
+  switch (st.st_mode & S_IFMT) {
+    case S_IFCHR:
+      return major(st.st_rdev) == kMemoryDevices && minor(st.st_rdev) != kKernelLog;
+    case S_IFBLK:
+    case S_IFLNK:
+      return false;
+    case S_IFREG:
+    case S_IFDIR:
+      break;
+    default:
+      return true;
+  }
+  const bool of_kernel = fs.f_type == PROC_SUPER_MAGIC || fs.f_type == SYSFS_MAGIC ||
+                         fs.f_type == CGROUP_SUPER_MAGIC || fs.f_type == CGROUP2_SUPER_MAGIC ||
+                         fs.f_type == DEBUGFS_MAGIC || fs.f_type == TRACEFS_MAGIC;
+  constexpr int kTemporary = O_TMPFILE & ~O_DIRECTORY;
+  if (of_kernel || (flags & kTemporary) != 0) return false;
+  // Deleted ones and memfds lose those.
+  return st.st_nlink != 0 || ::flistxattr(descriptor, nullptr, 0) <= 0;
 }
 
 WayAnswer::What what_is_lost(int descriptor, bool& is_seen) {
@@ -91,7 +117,7 @@ WayAnswer::What what_is_lost(int descriptor, bool& is_seen) {
   // CRIU looks for what it watches among the descriptors of the process that it restores, by the
   // numbers of before.
   if (info.find("\ntfd:") != std::string_view::npos) return WayAnswer::kWatching;
-  if (is_below_process(descriptor)) return WayAnswer::kProcFile;
+  if (!is_plain(descriptor)) return WayAnswer::kUnusual;
   f_owner_ex owner{};
   if (::fcntl(descriptor, F_GETOWN_EX, &owner) == 0 && owner.pid != 0) return WayAnswer::kOwner;
   return ::fcntl(descriptor, F_GETSIG) > 0 ? WayAnswer::kOwner : WayAnswer::kNothing;
@@ -163,8 +189,10 @@ const char* lost_text(std::uint32_t what) {
       return "an eventfd's value above 32 bits";
     case WayAnswer::kWatching:
       return "files that it watches (epoll)";
-    case WayAnswer::kProcFile:
-      return "a file of a thread or of a mapping in /proc";
+    case WayAnswer::kUnusual:
+      return "a file of the kernel (/proc, /sys, a cgroup), a device, one of O_TMPFILE, or "
+             "extended "
+             "attributes without a name";
     default:
       return "";
   }

@@ -81,6 +81,11 @@ TEST_P(UnderWayOf, TellsWhatIsLost) {
   const UniqueFd watches_none(::epoll_create1(EPOLL_CLOEXEC));
   const UniqueFd of_thread(::open("/proc/thread-self/stat", O_RDONLY | O_CLOEXEC));
   const UniqueFd of_process(::open("/proc/self/stat", O_RDONLY | O_CLOEXEC));
+  const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const std::string kUnusual =
+      "a file of the kernel (/proc, /sys, a cgroup), a device, one of O_TMPFILE, or extended "
+      "attributes without a name";
   const UniqueFd plain = some_file();
   const UniqueFd low(::eventfd(0xffffffff, EFD_CLOEXEC));
   const std::pair<const UniqueFd*, std::string> cases[] = {
@@ -90,9 +95,11 @@ TEST_P(UnderWayOf, TellsWhatIsLost) {
       {&semaphore, "EFD_SEMAPHORE"},
       {&high, "an eventfd's value above 32 bits"},
       {&epoll, "files that it watches (epoll)"},
-      {&of_thread, "a file of a thread or of a mapping in /proc"},
+      {&of_thread, kUnusual},
+      {&of_process, kUnusual},
+      {&terminal, kUnusual},
+      {&null, ""},
       {&watches_none, ""},
-      {&of_process, ""},
       {&plain, ""},
       {&low, ""}};
   for (const auto& [file, lost] : cases) {
