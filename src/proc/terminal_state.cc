@@ -1,3 +1,5 @@
+// Long because flow, speeds and what is not yet read of a terminal are all asked and set through
+// copies of its two ends, by the same helpers.
 #include "proc/terminal_state.h"
 
 #include <fcntl.h>
