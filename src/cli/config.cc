@@ -29,7 +29,9 @@ constexpr std::size_t kMostBytes = std::size_t{64} << 10;
 
 // What belongs to one call and cannot be a default.
 constexpr auto kOfOneCall = std::to_array<std::string_view>(
-    {"help", "version", "json", "images-dir", "name", "output", "inherit-fd", "all", "full"});
+    {"help", "version", "json", "images-dir", "name", "output", "inherit-fd", "all", "full",
+     // The user's word on one program.
+     "attach", "graphs-are-safe", "watch-graphs", "ignore-obstacles"});
 
 bool can_be_default(const CLI::Option& option) {
   return !option.get_group().empty() && !option.get_positional() && !option.get_lnames().empty() &&

@@ -104,6 +104,12 @@ teardown() { end_stasis; }
   # Of one call alone.
   printf 'name = "all-the-same"\n' >"$CONFIG"
   refused 2 usage ps
+  # The user's word on one program, too.
+  local word
+  for word in 'graphs-are-safe = true' 'watch-graphs = "30s"' 'attach = true' 'ignore-obstacles = true'; do
+    printf '[suspend]\n%s\n' "$word" >"$CONFIG"
+    refused 2 usage ps
+  done
   # What the command line has wrong is not the file's.
   printf '[dump]\ncompress = "lz4"\n' >"$CONFIG"
   refused 2 usage dump 1 "$image" --compress lzz

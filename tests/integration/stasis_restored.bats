@@ -121,7 +121,8 @@ END
   wait_until 60 number_is_free
   rm -rf "$image"
   [[ -w /proc/self/loginuid && $(</proc/self/sessionid) == 4294967295 ]] || skip "no audit here, or a session already"
-  exec_on_gpu() { echo 0 >"/proc/$BASHPID/loginuid"; exec "$@"; }
+  eval "of_the_gpu() $(declare -f exec_on_gpu | tail -n +2)"
+  exec_on_gpu() { echo 0 >"/proc/$BASHPID/loginuid" && of_the_gpu "$@"; }
   start_target memory --size 1M
   local session
   session=$(<"/proc/$TARGET/sessionid")
