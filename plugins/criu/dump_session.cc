@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "attach_first.h"
 #include "base/fd.h"
 #include "base/units.h"
 #include "checkpoint/driver_obstacles.h"
@@ -348,7 +349,8 @@ int DumpSession::answer(Pid pid) const {
 int DumpSession::pause(Pid pid) {
   if (!root_) {
     root_ = pid;
-    auto done = lock_tree();
+    auto done = bring_agents();
+    if (done) done = lock_tree();
     if (!done) {
       log_error("the tree cannot be dumped", done.error());
       return -1;
@@ -358,6 +360,24 @@ int DumpSession::pause(Pid pid) {
       log_warning("going on in spite of this: " + obstacle);
   }
   return locked_ ? answer(pid) : -1;
+}
+
+// Where the user asks for it, and a program of the tree runs.
+Result<void> DumpSession::bring_agents() {
+  STASIS_TRY_ASSIGN(auto options, asked_attach_options());
+  if (options.empty()) return {};
+  const auto runs = std::make_shared<std::atomic<bool>>(false);
+  std::vector<proc::AwakeThread> awake_threads;
+  const auto look = [driver = state_->driver, runs, root = *root_] {
+    const auto tree = ProcessTree::open(*driver, root);
+    if (!tree) return;
+    for (const TreeMember& member : tree->members())
+      if (member.initial == CudaState::kRunning) *runs = true;
+  };
+  // Of a driver that does not answer the lock speaks.
+  if (!proc::run_beside(awake_threads, look, lock_time().for_driver) || !*runs) return {};
+  if (ignores_obstacles()) options.emplace_back("--ignore-obstacles");
+  return attach_first(*root_, options);
 }
 
 Result<void> DumpSession::lock_tree() {

@@ -30,6 +30,7 @@ class DumpSession {
 
  private:
   struct State;  // shared with calls of the driver that have not come back
+  Result<void> bring_agents();
   Result<void> lock_tree();
   Result<void> checkpoint_tree();
   Result<void> record_image();

@@ -27,18 +27,28 @@ std::string own_folder() {
   return std::filesystem::path(info.dli_fname).parent_path().string();
 }
 
-}  // namespace
-
-std::string own_file(const std::string& name) {
+// By the first of these ways from there on which it can be reached.
+std::string find_from_here(std::initializer_list<const char*> ways, const std::string& name,
+                           int access) {
   const std::string folder = own_folder();
   std::string path;
-  for (const char* way : {"/stasis/", "/../stasis/", "/../lib/stasis/"}) {
+  for (const char* way : ways) {
     path = folder;
     path += way;
     path += name;
-    if (::access(path.c_str(), R_OK) == 0) break;
+    if (::access(path.c_str(), access) == 0) break;
   }
   return std::filesystem::path(path).lexically_normal().string();
+}
+
+}  // namespace
+
+std::string own_file(const std::string& name) {
+  return find_from_here({"/stasis/", "/../stasis/", "/../lib/stasis/"}, name, R_OK);
+}
+
+std::string own_program(const std::string& name) {
+  return find_from_here({"/../../bin/", "/../../../bin/"}, name, X_OK);
 }
 
 }  // namespace stasis

@@ -11,4 +11,8 @@ namespace stasis {
 // Stateless; thread-safe.
 std::string own_file(const std::string& name);
 
+// Where the program `name` lies in bin of the prefix that the library is below which this code is
+// in: lib/criu, lib64/criu or lib/stasis/criu. Otherwise as own_file().
+std::string own_program(const std::string& name);
+
 }  // namespace stasis

@@ -220,6 +220,88 @@ script() {
   nothing_left
 }
 
+has_agent() { grep -q memfd:stasis-agent "/proc/$1/maps"; }
+
+@test "STASIS_ATTACH brings the agent to a program that runs without it, and saves it" {
+  start_target memory --size 64M
+  # CRIU's alarm, which ends a dump, counts what comes after.
+  STASIS_ATTACH=watch-graphs=1500ms criu_does dump --tree "$TARGET" --leave-running --timeout 1
+  logged dump "stasis attach: process $TARGET"
+  in_state running
+  target_goes_on
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  done_by resume "$TARGET"
+  rm -rf "$image"
+  mkdir "$image"
+  # It has one now.
+  STASIS_ATTACH=watch-graphs=1h dump_target
+  gpu_is_free
+  restore_target
+  target_goes_on
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct
+  done_by resume "$TARGET"
+  restored_verifies 1
+  nothing_left
+}
+
+@test "STASIS_ATTACH asks nothing of a tree without CUDA, or that is suspended" {
+  export STASIS_ATTACH=graphs-are-safe
+  setsid sleep 600 </dev/null >/dev/null 2>&1 3>&- &
+  at_end_kill $!
+  criu_does dump --tree $! --leave-running
+  start_target memory --size 8M
+  done_by suspend "$TARGET"
+  rm -rf "$image"
+  mkdir "$image"
+  criu_does dump --tree "$TARGET" --leave-running
+  done_by resume "$TARGET"
+  unharmed
+  fails has_agent "$TARGET"
+}
+
+@test "where STASIS_ATTACH cannot be done there is no dump, the program goes on, and the log says why" {
+  start_target graph --size 8M
+  local word
+  for word in 1 watch-graphs graphs-are-safe=1; do
+    STASIS_ATTACH=$word criu_fails dump --tree "$TARGET"
+    logged dump "[usage]; what to do: let it be graphs-are-safe"
+  done
+  STASIS_ATTACH=watch-graphs=soon criu_fails dump --tree "$TARGET"
+  logged dump "'soon' is no duration"
+  STASIS_ATTACH=watch-graphs=4s criu_fails dump --tree "$TARGET"
+  logged dump "makes or launches CUDA graphs"
+  logged dump "if the program has none such: STASIS_ATTACH=graphs-are-safe; without STASIS_ATTACH the driver saves"
+  in_state running
+  target_goes_on
+  # Installed without the command line.
+  cp "$plugin/cuda_plugin.so" "$BATS_TEST_TMPDIR"
+  plugin=$BATS_TEST_TMPDIR STASIS_ATTACH=graphs-are-safe criu_fails dump --tree "$TARGET"
+  logged dump "there is no program"
+  in_state running
+  target_goes_on
+  criu_does dump --tree "$TARGET" --leave-running
+  unharmed
+}
+
+@test "criu is killed while the agent is brought to a program: nothing stays" {
+  start_target memory --size 64M
+  (STASIS_ATTACH=watch-graphs=1h exec "$(real_criu)" dump --tree "$TARGET" --images-dir "$image" -v4 \
+    --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 has_agent "$TARGET"
+  child=$(children_of "$tool")
+  kill -KILL "$tool"
+  wait "$tool" || true
+  wait_until 20 number_is_free "$child"
+  in_state running
+  target_goes_on
+  done_by attach "$TARGET" --graphs-are-safe
+  unharmed
+}
+
 @test "dump --leave-running saves it and lets it go on" {
   start_target memory --size 8M
   criu_does dump --tree "$TARGET" --leave-running

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#include "attach_first.h"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/fd.h"
+#include "base/json_record.h"
+#include "base/own_files.h"
+#include "criu_api.h"
+
+namespace stasis::plugin {
+namespace {
+
+constexpr const char* kAttachOption = "attach";
+constexpr const char* kAttachVariable = "STASIS_ATTACH";
+constexpr std::string_view kSafe = "graphs-are-safe";
+constexpr std::string_view kWatch = "watch-graphs=";
+constexpr std::size_t kMostOutput = 1 << 20;
+
+// What `stasis attach --json` prints, as far as it is used here.
+struct Refusal {
+  std::string code;
+  std::string message;
+  std::string remedy;
+};
+void fields(auto& io, Described<Refusal> auto& refusal) {
+  io("code", refusal.code);
+  io("message", refusal.message);
+  io("remedy", refusal.remedy);
+}
+struct Answer {
+  bool ok = false;
+  std::vector<std::string> notes;
+  std::optional<Refusal> error;
+};
+void fields(auto& io, Described<Answer> auto& answer) {
+  io("ok", answer.ok);
+  io.optional("notes", answer.notes);
+  io.optional("error", answer.error);
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (auto at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
+}
+
+// Which names options of the command line.
+std::string in_our_words(std::string remedy) {
+  replace_all(remedy, "--graphs-are-safe", fmt::format("{}={}", kAttachVariable, kSafe));
+  replace_all(remedy, "--watch-graphs ", fmt::format("{}={}", kAttachVariable, kWatch));
+  return remedy;
+}
+
+Error error_of(const Refusal& refusal) {
+  Error error{ErrorCode::kInternal, refusal.message, in_our_words(refusal.remedy)};
+  for (const ErrorInfo& info : error_catalogue())
+    if (info.name == refusal.code) error.code = info.code;
+  error.remedy += fmt::format("{}without {} the driver saves its GPU memory",
+                              error.remedy.empty() ? "" : "; ", kAttachVariable);
+  return error;
+}
+
+// It rings for the time in which CRIU stops threads, and none is stopped yet.
+class AlarmOff {
+ public:
+  AlarmOff() {
+    const itimerval none{};
+    set_ = ::setitimer(ITIMER_REAL, &none, &left_) == 0;
+  }
+  ~AlarmOff() {
+    if (set_) (void)::setitimer(ITIMER_REAL, &left_, nullptr);
+  }
+  AlarmOff(const AlarmOff&) = delete;
+  AlarmOff& operator=(const AlarmOff&) = delete;
+
+ private:
+  itimerval left_{};
+  bool set_ = false;
+};
+
+// In the child, a copy of criu with one thread: nothing but system calls.
+[[noreturn]] void become(char* const* argv, int null, int out, int err, pid_t parent) {
+  // If criu is killed, it takes back what it has begun.
+  (void)::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(EXIT_FAILURE);
+  for (int signal = 1; signal < NSIG; ++signal)
+    (void)::signal(signal, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  (void)::sigprocmask(SIG_SETMASK, &none, nullptr);
+  if (::dup2(null, STDIN_FILENO) >= 0 && ::dup2(out, STDOUT_FILENO) >= 0 &&
+      ::dup2(err, STDERR_FILENO) >= 0 &&
+      ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC) == 0)
+    ::execv(argv[0], argv);
+  ::_exit(EXIT_FAILURE);
+}
+
+Result<std::string> text_in(const UniqueFd& file) {
+  std::string text(kMostOutput, '\0');
+  const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);
+  if (got < 0) return fail(errno_error("cannot read what `stasis attach` has said", errno));
+  text.resize(static_cast<std::size_t>(got));
+  return text;
+}
+
+struct Said {
+  std::string out;
+  std::string err;
+};
+Result<Said> run(std::vector<std::string> words) {
+  std::vector<char*> argv;
+  for (std::string& word : words)
+    argv.push_back(word.data());
+  argv.push_back(nullptr);
+  // Above the three that the child fills.
+  constexpr int kAbove = 3;
+  const auto memory_file = [] {
+    const UniqueFd made(::memfd_create("stasis-attach", MFD_CLOEXEC));
+    return UniqueFd(::fcntl(made.get(), F_DUPFD_CLOEXEC, kAbove));
+  };
+  const UniqueFd out = memory_file();
+  const UniqueFd err = memory_file();
+  const UniqueFd opened(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const UniqueFd null(::fcntl(opened.get(), F_DUPFD_CLOEXEC, kAbove));
+  if (!out.valid() || !err.valid() || !null.valid())
+    return fail(errno_error("cannot make a memory file", errno));
+  const pid_t parent = ::getpid();
+  // Its end gives no signal, of which CRIU would take notice.
+  const auto child = static_cast<pid_t>(::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, 0));
+  if (child < 0) return fail(errno_error("cannot start a process", errno));
+  if (child == 0) become(argv.data(), null.get(), out.get(), err.get(), parent);
+  int status = 0;
+  while (::waitpid(child, &status, __WALL) < 0) {
+    if (errno != EINTR) return fail(errno_error("cannot wait for `stasis attach`", errno));
+  }
+  Said said;
+  STASIS_TRY_ASSIGN(said.out, text_in(out));
+  STASIS_TRY_ASSIGN(said.err, text_in(err));
+  if (said.out.empty() && said.err.empty())
+    said.err = WIFSIGNALED(status) ? fmt::format("it was ended by signal {}", WTERMSIG(status))
+                                   : "it said nothing";
+  return said;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> asked_attach_options() {
+  STASIS_TRY_ASSIGN(const auto option, plugin_option(kAttachOption));
+  const char* variable = std::getenv(kAttachVariable);
+  const std::string word = option ? *option : variable != nullptr ? variable : "";
+  if (word.empty()) return std::vector<std::string>();
+  if (word == kSafe) return std::vector<std::string>{"--graphs-are-safe"};
+  if (word.starts_with(kWatch))
+    return std::vector<std::string>{"--watch-graphs", word.substr(kWatch.size())};
+  return fail(
+      ErrorCode::kUsage,
+      fmt::format("{} is '{}', which is no word on the program's CUDA graphs",
+                  option ? fmt::format("{}.{}", kName, kAttachOption) : kAttachVariable, word),
+      fmt::format("let it be {} if the program uses none, or none with a copy from or to the host; "
+                  "or {}30s, a time in which it would launch each of its graphs",
+                  kSafe, kWatch));
+}
+
+Result<void> attach_first(Pid root, const std::vector<std::string>& options) {
+  const std::string program = own_program("stasis");
+  if (::access(program.c_str(), X_OK) != 0) {
+    return fail(ErrorCode::kIo,
+                fmt::format("{} asks for `stasis attach`, and there is no program {}",
+                            kAttachVariable, program),
+                fmt::format("install the package stasis, or unset {}", kAttachVariable));
+  }
+  std::vector<std::string> words = {program, "attach", std::to_string(root.value), "--json"};
+  words.insert(words.end(), options.begin(), options.end());
+  const AlarmOff quiet;
+  STASIS_TRY_ASSIGN(const auto said, run(std::move(words)));
+  const auto answer = record_from_text<Answer>(said.out);
+  if (!answer || (!answer->ok && !answer->error)) {
+    return fail(ErrorCode::kInternal,
+                fmt::format("`stasis attach` has not answered: {}",
+                            said.err.substr(0, said.err.find('\n'))),
+                fmt::format("see what `{} attach {}` says", program, root.value));
+  }
+  for (const std::string& note : answer->notes)
+    log_info("stasis attach: " + note);
+  if (answer->error) return fail(error_of(*answer->error));
+  return {};
+}
+
+}  // namespace stasis::plugin
