@@ -7,7 +7,7 @@ import sys
 
 from . import plain_criu
 from .case_counter import Counter
-from .case_direct import start
+from .case_direct import start, suspend
 from .case_groups import TRANSPORTS, start_job
 from .case_sharing import ranks_of
 from .case_torch import require_torch
@@ -62,6 +62,31 @@ def workloads(machine):
             target.wait_rounds(2)
         notes.append(f"{kind} {target.finish()}")
     return {"note": "rounds: " + ", ".join(notes)}
+
+
+@case("plugin.attach", needs=NEEDS + ("program stasis", "program stasis-workload"))
+def attach(machine):
+    """A program that runs without the agent gets it in its dump, and goes by the direct path where it is restored."""
+    plugins = plain_criu.plugin_folder(machine)
+    before = machine.gpu_memory()
+    target = machine.workload("memory", "--size", "64M" if machine.simulated else "2G")
+    target.before = before
+    target.wait_rounds(2)
+    images = os.path.join(machine.work, "image")
+    dump = plain_criu.dump(machine, target.pid, images, plugins, "-v3",
+                           env={**machine.env, "STASIS_ATTACH": "watch-graphs=1s"})
+    with open(os.path.join(images, "dump.log"), encoding="utf-8", errors="replace") as file:
+        expect("stasis attach: process" in file.read(), "the log does not say that the agent was brought")
+    target.forget_exit()
+    restore = plain_criu.restore(machine, images, plugins)
+    target.wait_rounds(2)
+    figures = {}
+    suspend(machine, target, figures, "direct")
+    machine.stasis("resume", target.pid).must_succeed()
+    target.wait_rounds(2)
+    return {**figures, "dump_seconds": dump.seconds, "restore_seconds": restore.seconds,
+            "note": f"attached, dumped in {dump.seconds:.1f} s with 1 s of watching, restored, suspended by the direct "
+                    f"path; {target.finish()} rounds"}
 
 
 @case("plugin.family", needs=NEEDS)

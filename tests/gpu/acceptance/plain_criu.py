@@ -18,10 +18,10 @@ def no_plugins(machine):
     return folder
 
 
-def dump(machine, pid, images, plugins, *options):
+def dump(machine, pid, images, plugins, *options, env=None):
     os.makedirs(images, exist_ok=True)
     finished = machine.criu("dump", "--tree", pid, "--images-dir", images, "--libdir", plugins,
-                            "--log-file", "dump.log", "-v2", *options)
+                            "--log-file", "dump.log", "-v2", *options, env=env)
     return explain(finished, os.path.join(images, "dump.log"))
 
 
