@@ -59,6 +59,8 @@ std::optional<AddressRange> range_of(const std::string& line) {
   return range;
 }
 
+constexpr std::string_view kHeap = "[heap]";
+
 // "7f..-7f.. rw-p 00000000 00:00 0 [anon:name]": private memory that may be written, of no file.
 bool is_of_no_file(const std::string& line) {
   std::istringstream words(line);
@@ -69,7 +71,8 @@ bool is_of_no_file(const std::string& line) {
   std::string inode;
   std::string path;
   words >> range >> permissions >> offset >> device >> inode >> path;
-  return permissions == "rw-p" && inode == "0" && (path.empty() || path.starts_with("[anon:"));
+  return permissions == "rw-p" && inode == "0" &&
+         (path.empty() || path.starts_with("[anon:") || path == kHeap);
 }
 
 // The stack pointers of all threads; nothing if one runs.
@@ -115,15 +118,17 @@ bool has_what_knows_pages(Pid pid) {
 }
 
 // The kernel joins a stack, or a library's variables that begin with zero, to plain memory that
-// lies beside it. What of a mapping is neither: threads that are not parked may use those.
-void add_plain(AddressRange mapping, bool behind_file, std::vector<std::uint64_t> pointers,
+// lies beside it. What of a mapping is neither, nor the beginning of the heap: threads that are not
+// parked may use those.
+void add_plain(AddressRange mapping, bool begins_in_use, std::vector<std::uint64_t> pointers,
                std::vector<AddressRange>& out) {
-  // More than the driver's library has of such variables, and its threads of stack.
+  // More than the driver's library has of such variables, and its threads of stack. The driver's
+  // threads have what is theirs from where a heap begins, as they are there early.
   constexpr std::uint64_t kInUse = 16U << 20;
   const auto add = [&](std::uint64_t start, std::uint64_t end) {
     if (start < end && end - start >= kLeastMapping) out.push_back({start, end});
   };
-  std::uint64_t start = mapping.start + (behind_file ? kInUse : 0);
+  std::uint64_t start = mapping.start + (begins_in_use ? kInUse : 0);
   std::sort(pointers.begin(), pointers.end());
   for (const std::uint64_t pointer : pointers) {
     if (pointer < mapping.start || pointer >= mapping.end) continue;
@@ -139,11 +144,12 @@ std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_
   proc::ProcessText file(pid, "smaps");
   std::optional<AddressRange> current;
   std::uint64_t file_ends = 0;
+  bool is_heap = false;
   for (std::string line; std::getline(file, line);) {
     constexpr std::string_view kFlags = "VmFlags: ";
     if (line.starts_with(kFlags)) {
       if (current && is_plain(std::string_view(line).substr(kFlags.size())))
-        add_plain(*current, current->start == file_ends, pointers, out);
+        add_plain(*current, is_heap || current->start == file_ends, pointers, out);
       current.reset();
       continue;
     }
@@ -151,6 +157,7 @@ std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_
     if (!range) continue;
     if (knows_pages(line)) return {};
     current.reset();
+    is_heap = line.ends_with(kHeap);
     if (is_of_no_file(line))
       current = range;
     else

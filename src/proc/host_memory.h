@@ -1,11 +1,11 @@
 // Host memory of a program that stands still, as far as a tool saves it itself and writes it into
 // what CRIU restores: large private memory of no file.
 //
-// Left to CRIU: memory of files and shared memory, stacks, the heap of brk(2), small mappings (what
-// the driver's and the agent's own threads use lies there), memory that the kernel treats in a
-// special way (locked, huge pages of hugetlbfs, registered with userfaultfd, excluded from dumps,
-// device memory), and pages that are swapped out or that a forked process shares: those stay
-// shared. docs/adr/0047-host-memory.md.
+// Left to CRIU: memory of files and shared memory, stacks, the beginning of the heap of brk(2),
+// small mappings (what the driver's and the agent's own threads use lies there), memory that the
+// kernel treats in a special way (locked, huge pages of hugetlbfs, registered with userfaultfd,
+// excluded from dumps, device memory), and pages that are swapped out or that a forked process
+// shares: those stay shared. docs/adr/0047-host-memory.md.
 #pragma once
 
 #include <cstddef>

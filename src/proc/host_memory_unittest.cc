@@ -137,6 +137,24 @@ TEST(HostMemory, BehindAFileIsFoundButForItsFirstPart) {
   EXPECT_TRUE(is_there());
 }
 
+TEST(HostMemory, OfTheHeapIsFoundButForItsBeginning) {
+  const Child child([] {
+    void* const memory = ::sbrk(2 * kMemory);
+    if (memory == reinterpret_cast<void*>(-1)) ::_exit(1);
+    std::memset(memory, 1, 2 * kMemory);
+    ::pause();
+  });
+  const auto heap = reinterpret_cast<std::uintptr_t>(::sbrk(0));
+  const auto is_there = [&] {
+    const auto found = find_host_memory(*space_of(child.pid()));
+    return !found.empty() && bytes_of(found) >= kMemory && found.front().start > heap &&
+           found.front().end <= heap + 2 * kMemory;
+  };
+  for (int i = 0; i < 1000 && !is_there(); ++i)
+    ::usleep(1000);
+  EXPECT_TRUE(is_there());
+}
+
 TEST(HostMemory, OfAProgramThatRunsIsNotFound) {
   const Child child([] { fill_and_rest(std::chrono::hours(1)); });
   EXPECT_TRUE(find_host_memory(*space_of(child.pid())).empty());

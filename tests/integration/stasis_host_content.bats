@@ -40,6 +40,30 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   done
 }
 
+@test "the heap of brk goes past CRIU, but for its beginning" {
+  start_program 96 host_heap.py
+  dump_it
+  (($(host_bytes) >= 76 << 20 && $(pages_bytes) < 48 << 20))
+  restore_it
+  runs_on
+  done_by dump "$TARGET" --images-dir "$image" --force --leave-running
+  (($(host_bytes) >= 76 << 20))
+  runs_on
+}
+
+@test "what is in huge pages comes back in huge pages" {
+  huge() { awk '/^AnonHugePages:/ { print $2 }' "/proc/$TARGET/smaps_rollup"; }
+  local before
+  start_program 96 host_huge.py
+  before=$(huge)
+  ((before > 0)) || skip "the kernel has no huge pages to give"
+  dump_it
+  (($(host_bytes) >= 92 << 20))
+  restore_it
+  (($(huge) >= before * 3 / 4))
+  runs_on
+}
+
 @test "with the agent inside, and compressed, it is so as well" {
   LD_PRELOAD=$agent start_program 96
   dump_it --host-memory parallel --compress zstd
