@@ -17,7 +17,7 @@ def main():
     libc, driver, context = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     libc.sbrk.restype = ctypes.c_void_p
     # What malloc() does for small pieces; it goes on behind it.
-    heap = (ctypes.c_char * size).from_address(libc.sbrk(ctypes.c_ssize_t(size)))
+    heap = memoryview((ctypes.c_char * size).from_address(libc.sbrk(ctypes.c_ssize_t(size)))).cast("B")
     content = random.Random(7)
     for at in range(0, size, 1 << 20):
         heap[at:at + (1 << 20)] = content.randbytes(1 << 20)
