@@ -60,8 +60,11 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
     text.replace(at, from.size(), to);
 }
 
+constexpr std::string_view kIgnore = "--ignore-obstacles";
+
 // Which names options of the command line.
 std::string in_our_words(std::string remedy) {
+  replace_all(remedy, kIgnore, "STASIS_IGNORE_OBSTACLES=1 in criu's environment");
   replace_all(remedy, "--graphs-are-safe", fmt::format("{}={}", kAttachVariable, kSafe));
   replace_all(remedy, "--watch-graphs ", fmt::format("{}={}", kAttachVariable, kWatch));
   return remedy;
@@ -71,8 +74,13 @@ Error error_of(const Refusal& refusal) {
   Error error{ErrorCode::kInternal, refusal.message, in_our_words(refusal.remedy)};
   for (const ErrorInfo& info : error_catalogue())
     if (info.name == refusal.code) error.code = info.code;
-  error.remedy += fmt::format("{}without {} the driver saves its GPU memory",
-                              error.remedy.empty() ? "" : "; ", kAttachVariable);
+  // What is in the way of the dump itself, it meets without that, too.
+  const bool is_attachs = error.code == ErrorCode::kNotSupported ||
+                          error.code == ErrorCode::kTimeout || error.code == ErrorCode::kWrongState;
+  if (is_attachs && refusal.remedy.find(kIgnore) == std::string::npos) {
+    error.remedy += fmt::format("{}without {} the driver saves its GPU memory",
+                                error.remedy.empty() ? "" : "; ", kAttachVariable);
+  }
   return error;
 }
 
@@ -99,8 +107,12 @@ class AlarmOff {
   // If criu is killed, it takes back what it has begun.
   (void)::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(EXIT_FAILURE);
-  for (int signal = 1; signal < NSIG; ++signal)
-    (void)::signal(signal, SIG_DFL);
+  // What criu was started to ignore (nohup), it ignores as well, but for that.
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction old {};
+    const bool ignored = ::sigaction(number, nullptr, &old) == 0 && old.sa_handler == SIG_IGN;
+    if (!ignored || number == SIGTERM) (void)::signal(number, SIG_DFL);
+  }
   sigset_t none;
   ::sigemptyset(&none);
   (void)::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -122,6 +134,7 @@ Result<std::string> text_in(const UniqueFd& file) {
 struct Said {
   std::string out;
   std::string err;
+  int status = 0;
 };
 Result<Said> run(std::vector<std::string> words) {
   std::vector<char*> argv;
@@ -141,21 +154,26 @@ Result<Said> run(std::vector<std::string> words) {
   if (!out.valid() || !err.valid() || !null.valid())
     return fail(errno_error("cannot make a memory file", errno));
   const pid_t parent = ::getpid();
-  // Its end gives no signal, of which CRIU would take notice.
-  const auto child = static_cast<pid_t>(::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, 0));
+  // CRIU takes notice of the end of a child from the time on at which it has stopped threads, and
+  // not yet. Not fork(), which would run what libraries have registered for it.
+  const auto child =
+      static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, 0));
   if (child < 0) return fail(errno_error("cannot start a process", errno));
   if (child == 0) become(argv.data(), null.get(), out.get(), err.get(), parent);
-  int status = 0;
-  while (::waitpid(child, &status, __WALL) < 0) {
+  Said said;
+  while (::waitpid(child, &said.status, 0) < 0) {
     if (errno != EINTR) return fail(errno_error("cannot wait for `stasis attach`", errno));
   }
-  Said said;
   STASIS_TRY_ASSIGN(said.out, text_in(out));
   STASIS_TRY_ASSIGN(said.err, text_in(err));
-  if (said.out.empty() && said.err.empty())
-    said.err = WIFSIGNALED(status) ? fmt::format("it was ended by signal {}", WTERMSIG(status))
-                                   : "it said nothing";
   return said;
+}
+
+// Why there is no answer.
+std::string last_words(const Said& said) {
+  if (WIFSIGNALED(said.status))
+    return fmt::format("it was ended by signal {}", WTERMSIG(said.status));
+  return said.err.empty() ? "it said nothing" : said.err.substr(0, said.err.find('\n'));
 }
 
 }  // namespace
@@ -192,9 +210,10 @@ Result<void> attach_first(Pid root, const std::vector<std::string>& options) {
   const auto answer = record_from_text<Answer>(said.out);
   if (!answer || (!answer->ok && !answer->error)) {
     return fail(ErrorCode::kInternal,
-                fmt::format("`stasis attach` has not answered: {}",
-                            said.err.substr(0, said.err.find('\n'))),
-                fmt::format("see what `{} attach {}` says", program, root.value));
+                fmt::format("`stasis attach` has not answered: {}", last_words(said)),
+                fmt::format("run `stasis recover {0}`, which undoes what it has left, and see what "
+                            "`{1} attach {0}` says",
+                            root.value, program));
   }
   for (const std::string& note : answer->notes)
     log_info("stasis attach: " + note);

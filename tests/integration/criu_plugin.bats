@@ -221,6 +221,14 @@ script() {
 }
 
 has_agent() { grep -q memfd:stasis-agent "/proc/$1/maps"; }
+# begin_attach [TIME [COMMAND...]]: criu, in $tool, by that command, watches TARGET for its graphs.
+begin_attach() {
+  (STASIS_ATTACH=watch-graphs=${1:-1h} exec "${@:2}" "$(real_criu)" dump --tree "$TARGET" --images-dir "$image" -v4 \
+    --log-file dump.log --libdir "$plugin" --leave-running >/dev/null 2>&1 3>&-) &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 has_agent "$TARGET"
+}
 
 @test "STASIS_ATTACH brings the agent to a program that runs without it, and saves it" {
   start_target memory --size 64M
@@ -287,11 +295,8 @@ has_agent() { grep -q memfd:stasis-agent "/proc/$1/maps"; }
 
 @test "criu is killed while the agent is brought to a program: nothing stays" {
   start_target memory --size 64M
-  (STASIS_ATTACH=watch-graphs=1h exec "$(real_criu)" dump --tree "$TARGET" --images-dir "$image" -v4 \
-    --log-file dump.log --libdir "$plugin" >/dev/null 2>&1 3>&-) &
-  tool=$!
-  at_end_kill "$tool"
-  wait_until 60 has_agent "$TARGET"
+  local tool child
+  begin_attach
   child=$(children_of "$tool")
   kill -KILL "$tool"
   wait "$tool" || true
@@ -299,6 +304,34 @@ has_agent() { grep -q memfd:stasis-agent "/proc/$1/maps"; }
   in_state running
   target_goes_on
   done_by attach "$TARGET" --graphs-are-safe
+  unharmed
+}
+
+@test "STASIS_ATTACH: criu under nohup goes on when its terminal is closed" {
+  start_target memory --size 64M
+  local tool
+  begin_attach 1500ms nohup
+  kill -HUP "$tool" "$(children_of "$tool")"
+  wait "$tool" || { grep -h cuda_plugin "$image/dump.log" >&2 && return 1; }
+  unharmed
+}
+
+@test "STASIS_ATTACH: a remedy names what helps this dump" {
+  start_target ipc
+  STASIS_ATTACH=graphs-are-safe criu_fails dump --tree "$TARGET"
+  logged dump "if they share none: STASIS_IGNORE_OBSTACLES=1 in criu's environment"
+  # It is refused without that as well.
+  fails logged dump "without STASIS_ATTACH"
+  target_goes_on
+  start_target memory --size 8M
+  local tool status=0
+  begin_attach
+  kill -KILL "$(children_of "$tool")"
+  wait "$tool" || status=$?
+  assert_equal "$status" 1
+  logged dump "it was ended by signal 9"
+  logged dump "run \`stasis recover $TARGET\`"
+  done_by recover "$TARGET"
   unharmed
 }
 
