@@ -226,6 +226,27 @@ counter_there_and_back() {
   done
 }
 
+@test "runc: STASIS_ATTACH brings the agent to a program in a container, also one that is paused" {
+  with runc
+  start_workload memory --size 96M
+  engine pause "$name"
+  STASIS_ATTACH=graphs-are-safe checkpoint --leave-running
+  succeeded
+  engine resume "$name"
+  target_goes_on
+  rm -r "$image" && mkdir "$image"
+  STASIS_ATTACH=watch-graphs=1h checkpoint # it has one
+  succeeded
+  restore
+  succeeded
+  target_goes_on
+  done_by suspend "$TARGET" --json
+  assert_equal "$(json 'd["path"]')" direct "$out"
+  done_by resume "$TARGET"
+  target_goes_on
+  nothing_left
+}
+
 @test "runc: ranks that share memory, and managed memory, there and back in a user namespace" {
   local kind
   export with_users=1

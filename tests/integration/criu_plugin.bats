@@ -316,6 +316,14 @@ begin_attach() {
   unharmed
 }
 
+@test "STASIS_ATTACH: the program is found where the plugin is a link" {
+  start_target memory --size 8M
+  ln -s "$plugin/cuda_plugin.so" "$BATS_TEST_TMPDIR"
+  plugin=$BATS_TEST_TMPDIR STASIS_ATTACH=graphs-are-safe criu_does dump --tree "$TARGET" --leave-running
+  has_agent "$TARGET"
+  unharmed
+}
+
 @test "STASIS_ATTACH: a remedy names what helps this dump" {
   start_target ipc
   STASIS_ATTACH=graphs-are-safe criu_fails dump --tree "$TARGET"
