@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
@@ -32,6 +33,7 @@ constexpr const char* kAttachVariable = "STASIS_ATTACH";
 constexpr std::string_view kSafe = "graphs-are-safe";
 constexpr std::string_view kWatch = "watch-graphs=";
 constexpr std::size_t kMostOutput = 1 << 20;
+constexpr std::int64_t kCriusOwn = 10;  // seconds of its --timeout
 
 // What `stasis attach --json` prints, as far as it is used here.
 struct Refusal {
@@ -93,6 +95,10 @@ class AlarmOff {
   }
   ~AlarmOff() {
     if (set_) (void)::setitimer(ITIMER_REAL, &left_, nullptr);
+  }
+  // In whole seconds, as criu was given them.
+  std::int64_t seconds() const {
+    return left_.it_value.tv_sec + (left_.it_value.tv_usec > 0 ? 1 : 0);
   }
   AlarmOff(const AlarmOff&) = delete;
   AlarmOff& operator=(const AlarmOff&) = delete;
@@ -206,6 +212,11 @@ Result<void> attach_first(Pid root, const std::vector<std::string>& options) {
   std::vector<std::string> words = {program, "attach", std::to_string(root.value), "--json"};
   words.insert(words.end(), options.begin(), options.end());
   const AlarmOff quiet;
+  // More than criu's own, which is that of `stasis attach`, is meant for its lock, too.
+  if (quiet.seconds() > kCriusOwn) {
+    words.emplace_back("--timeout");
+    words.push_back(fmt::format("{}s", quiet.seconds()));
+  }
   STASIS_TRY_ASSIGN(const auto said, run(std::move(words)));
   const auto answer = record_from_text<Answer>(said.out);
   if (!answer || (!answer->ok && !answer->error)) {
@@ -215,8 +226,9 @@ Result<void> attach_first(Pid root, const std::vector<std::string>& options) {
                             "`{1} attach {0}` says",
                             root.value, program));
   }
+  // What remains uncertain: CRIU's log has warnings, where nothing else is asked of it.
   for (const std::string& note : answer->notes)
-    log_info("stasis attach: " + note);
+    log_warning("stasis attach: " + note);
   if (answer->error) return fail(error_of(*answer->error));
   return {};
 }

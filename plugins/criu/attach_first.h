@@ -16,9 +16,9 @@ namespace stasis::plugin {
 // comes first, as options of `stasis attach`; none if by neither. kUsage.
 Result<std::vector<std::string>> asked_attach_options();
 
-// `stasis attach` to the tree below `root`, with these options, and its notes in CRIU's log. While
-// it works CRIU's alarm stands still. Its errors, with remedies in the words of this plugin;
-// kIo where there is no such program.
+// `stasis attach` to the tree below `root`, with these options and criu's time where that is more
+// than usual, and its notes in CRIU's log. While it works CRIU's alarm stands still. Its errors,
+// with remedies in the words of this plugin; kIo where there is no such program.
 Result<void> attach_first(Pid root, const std::vector<std::string>& options);
 
 }  // namespace stasis::plugin

@@ -233,7 +233,7 @@ begin_attach() {
 @test "STASIS_ATTACH brings the agent to a program that runs without it, and saves it" {
   start_target memory --size 64M
   # CRIU's alarm, which ends a dump, counts what comes after.
-  STASIS_ATTACH=watch-graphs=1500ms criu_does dump --tree "$TARGET" --leave-running --timeout 1
+  STASIS_ATTACH=watch-graphs=1500ms criu_does dump --tree "$TARGET" --leave-running --timeout 1 -v2
   logged dump "stasis attach: process $TARGET"
   in_state running
   target_goes_on
@@ -313,6 +313,18 @@ begin_attach() {
   begin_attach 1500ms nohup
   kill -HUP "$tool" "$(children_of "$tool")"
   wait "$tool" || { grep -h cuda_plugin "$image/dump.log" >&2 && return 1; }
+  unharmed
+}
+
+@test "STASIS_ATTACH: criu's --timeout is the time of the attach, too" {
+  # As if a kernel took longer than the ten seconds that it has by itself.
+  printf '[attach]\ntimeout = 300\n' >"$BATS_TEST_TMPDIR/config"
+  export STASIS_CONFIG=$BATS_TEST_TMPDIR/config STASIS_ATTACH=graphs-are-safe
+  start_target spin --busy-ms 1000
+  criu_fails dump --tree "$TARGET"
+  logged dump "give it more time (--timeout)"
+  criu_does dump --tree "$TARGET" --leave-running --timeout 20
+  has_agent "$TARGET"
   unharmed
 }
 
