@@ -111,13 +111,32 @@ Result<void> write_page(const DirectoryEntry& output, const std::string& page,
   return {};
 }
 
-// The exit status, inspect's but for numbers in use: after a `--leave-running` dump, and whenever
-// the job goes on, they are the program's own, and the page is no less for it.
-int status_of_page(const ImageReport& report) {
+// Whether a job that runs on, as after a `--leave-running` dump, is itself what is in the way: with
+// its process numbers it has its ports and its memory.
+bool is_of_running_job(const RestoreCheck& check, bool runs_on) {
+  const ErrorCode code = check.error->code;
+  if (code == ErrorCode::kPidInUse) return true;
+  return runs_on && (code == ErrorCode::kOutOfGpuMemory || code == ErrorCode::kOutOfHostMemory ||
+                     (code == ErrorCode::kBusy && check.id == "tcp-ports"));
+}
+
+// What the page is summed up by: the first that is in the way besides the job itself, else its
+// numbers, else nothing.
+const RestoreCheck* main_reason(const ImageReport& report) {
+  const RestoreCheck* numbers = nullptr;
   for (const RestoreCheck& check : report.checks)
-    if (check.error && check.error->code != ErrorCode::kPidInUse)
-      return exit_status(check.error->code);
-  return 0;
+    if (check.error && check.error->code == ErrorCode::kPidInUse) numbers = &check;
+  for (const RestoreCheck& check : report.checks)
+    if (check.error && !is_of_running_job(check, numbers != nullptr)) return &check;
+  return numbers;
+}
+
+// Inspect's exit status, but 0 while only the job itself is in the way: the page is no less for it.
+int status_of_page(const ImageReport& report) {
+  const RestoreCheck* reason = main_reason(report);
+  return reason == nullptr || reason->error->code == ErrorCode::kPidInUse
+             ? 0
+             : exit_status(reason->error->code);
 }
 
 Result<std::string> make_page(const ReportArguments& arguments, const ImageReport& image,
@@ -170,14 +189,13 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
     return status_of_page(image);
   }
   context.terminal.out(fmt::format("wrote {} ({})", output->path(), format_bytes(page.size())));
-  for (const RestoreCheck& check : image.checks) {
-    if (!check.error) continue;
+  if (const RestoreCheck* reason = main_reason(image); reason != nullptr) {
+    const Error& error = *reason->error;
     context.terminal.out(
         fmt::format("the image cannot be restored here{}: {} ({}){}",
-                    check.error->code == ErrorCode::kPidInUse ? " as long as the job runs" : "",
-                    check.error->to_string(), error_code_name(check.error->code),
+                    error.code == ErrorCode::kPidInUse ? " as long as the job runs" : "",
+                    error.to_string(), error_code_name(error.code),
                     in_the_way > 1 ? fmt::format("; {} more in the page", in_the_way - 1) : ""));
-    break;
   }
   return status_of_page(image);
 }
@@ -189,7 +207,8 @@ Verb add_report(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "report",
       "write what inspect says of an image as one HTML page; the exit status is inspect's, or 0 if "
-      "only process numbers are in use. A damaged image gets a page that says so, one without a "
+      "only the job itself, which still runs, is in the way. A damaged image gets a page that says "
+      "so, one without a "
       "manifest that can be read gets none");
   command->add_option("DIR,-D,--images-dir", arguments->inspect.images_dir, kImageHelp)
       ->required()

@@ -119,6 +119,24 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["amounts"]) for v 
   has driver-missing
 }
 
+@test "a job that runs on and is itself in the way leaves the exit status 0, with its port and most of the GPU in use" {
+  export STASIS_SIM_GPUS=1x64M
+  local log=$BATS_TEST_TMPDIR/counter.log
+  (exec_on_gpu setsid stasis-counter --port 0 --gpu-memory 36M) </dev/null >"$log" 2>&1 3>&- &
+  TARGET=$!
+  at_end_kill "$TARGET"
+  wait_until 60 grep -q listening "$log"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+  capture stasis inspect "$image"
+  assert_equal "$status" 11
+  for code in out-of-gpu-memory pid-in-use busy; do assert_contains "$out" "($code)"; done
+  done_by report "$image" -o "$page"
+  assert_contains "$out" "the image cannot be restored here as long as the job runs: the image needs process number $TARGET"
+  assert_contains "$out" "2 more in the page"
+  done_by report "$image" -o "$page" --force --json
+  assert_equal "$(json '(d["restorable"], d["exit_status"])')" "(False, 0)"
+}
+
 @test "a damaged image has a page that says so; what is no image has none" {
   start_target memory --size 1M
   dump_it
