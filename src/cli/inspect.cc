@@ -125,8 +125,8 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
   }
   if (is_for_a_job(m)) {
     here += fmt::format(
-        "{}this is a job's image: continue it by `stasis run --images-dir`, not by `stasis "
-        "restore`",
+        "{}this is a job's image: give the job's directory to `stasis run --images-dir` or `stasis "
+        "restore`, which go on from there",
         here.empty() ? "" : "\n");
   }
   if (!report.used_up.empty()) {

@@ -429,7 +429,9 @@ Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions&
       fmt::format("{} is of a job of `stasis run --images-dir`, which has a /dev/shm of its own",
                   path),
       is_numbered && image.manifest().job
-          ? fmt::format("start `{}`, with --every and the like as before: it goes on there",
+          ? fmt::format("give its directory, from whose newest image the job goes on: `stasis "
+                        "restore {}`; or start `{}`, with --every and the like as before",
+                        shell_word(path.substr(0, path.rfind('/'))),
                         line_of_job(image.manifest(), path))
           : "let it be DIR/000001, or have a greater number there, and start `stasis run "
             "--images-dir DIR` with the same command: it goes on from there");

@@ -103,7 +103,7 @@ PY
   ends_with 137
   refused 2 usage restore --images-dir "$image"
   done_by inspect "$image"
-  assert_contains "$out" "continue it by \`stasis run --images-dir\`, not by \`stasis restore\`"
+  assert_contains "$out" "give the job's directory to \`stasis run --images-dir\` or \`stasis restore\`"
   done_by inspect "$image" --json
   assert_equal "$(json 'd["restorable"], d["needs_stasis_run"]')" "True True"
   mv "$image" "$images/000099"

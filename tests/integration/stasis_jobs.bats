@@ -349,6 +349,7 @@ END
     refused 2 usage restore "$given" --detach
     assert_contains "$err" "start \`stasis run --images-dir $images -- stasis-workload memory"
   done
+  assert_contains "$err" "\`stasis restore $images\`"
   cp -r "$images/000001" "$BATS_TEST_TMPDIR/elsewhere"
   refused 2 usage restore "$BATS_TEST_TMPDIR/elsewhere" --detach
   assert_contains "$err" "let it be DIR/000001"
