@@ -58,4 +58,8 @@ std::string closest(std::string_view word, std::span<const std::string> candidat
   return begin_so == 1 ? begins_so : out;
 }
 
+std::string did_you_mean(const std::string& meant) {
+  return meant.empty() ? std::string() : "; did you mean '" + meant + "'?";
+}
+
 }  // namespace stasis

@@ -15,4 +15,7 @@ namespace stasis {
 // Two letters that have changed places count as one difference.
 std::string closest(std::string_view word, std::span<const std::string> candidates);
 
+// What a message ends with that knows what was meant: "; did you mean 'dump'?". Empty for nothing.
+std::string did_you_mean(const std::string& meant);
+
 }  // namespace stasis

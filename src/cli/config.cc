@@ -95,10 +95,8 @@ std::string read_trusted(ConfigFile& file) {
 
 Error unknown(const std::string& path, const std::string& what, const std::string& word,
               const std::vector<std::string>& known) {
-  const std::string meant = closest(word, known);
   return {ErrorCode::kUsage,
-          fmt::format("{}: {}{}", path, what,
-                      meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant)),
+          fmt::format("{}: {}{}", path, what, did_you_mean(closest(word, known))),
           fmt::format("mend {}, or set STASIS_CONFIG to nothing for one call without it", path),
           {},
           {}};

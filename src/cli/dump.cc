@@ -75,6 +75,21 @@ void add_criu_dump_options(CLI::App& command, CriuOptions& criu) {
 #include "image/criu_options.inc"
 }
 
+// Finds the target; if there is none, looks whether DIR and PID have changed places.
+Result<void> find_target(DumpArguments& options) {
+  auto found = options.target.find();
+  if (found || found.error().code != ErrorCode::kNoSuchProcess) return found;
+  Target other;
+  other.text = options.dump.images_dir;
+  const bool is_name = job::check_job_name(other.text).has_value();
+  if (is_name && other.find()) {
+    found.error().remedy =
+        fmt::format("write `stasis dump {} {}`: the process or job comes before the directory",
+                    other.text, options.target.text);
+  }
+  return found;
+}
+
 Result<int> run_dump(Context& context, DumpArguments& options) {
   if (options.dump.ignore_obstacles) options.dump.ignore_undumpable = true;
   if (options.leave_running) options.dump.after = AfterDump::kRunning;
@@ -84,7 +99,7 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
       compression_from_name(options.compress).value_or(ContentCompression::kNone);
   STASIS_TRY_ASSIGN(options.dump.attach, options.attach.open(options.dump.path));
   STASIS_TRY(options.group.open());
-  STASIS_TRY(options.target.find());
+  STASIS_TRY(find_target(options));
   options.dump.job_name =
       options.target.job ? options.target.job->name : job::name_of_job(options.target.pid);
   STASIS_TRY(reach(context, options.target));

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "base/suggest.h"
 #include "cli/verbs.h"
 #include "criu/criu_log.h"
 #include "driver/driver_errors.h"
@@ -140,8 +141,15 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
   auto diagnosis = CriuLog::parse(what).diagnosis;
   if (!diagnosis) diagnosis = diagnose_criu_line(what);
   if (!diagnosis) {
+    std::vector<std::string> known;
+    for (const ErrorInfo& info : error_catalogue())
+      known.emplace_back(info.name);
+    for (const ObstacleInfo& info : kObstacles)
+      known.emplace_back(info.id);
     return fail(
-        ErrorCode::kUsage, fmt::format("'{}' is unknown", what),
+        ErrorCode::kUsage,
+        fmt::format("'{}' is unknown{}", what,
+                    did_you_mean(closest(CLI::detail::to_lower(what), known))),
         "give a code (`stasis explain` lists them), the id of an obstacle, the number of an "
         "answer of the driver, or a line of CRIU's log");
   }

@@ -51,6 +51,21 @@ int report_error(Context& context, const Error& error) {
   return status;
 }
 
+// What other programs call our verbs.
+std::string verb_elsewhere(const std::string& word) {
+  static constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+      {"start", "run"},      {"launch", "run"},     {"exec", "run"},      {"list", "ps"},
+      {"ls", "ps"},          {"jobs", "ps"},        {"status", "ps"},     {"pause", "suspend"},
+      {"stop", "suspend"},   {"freeze", "suspend"}, {"lock", "suspend"},  {"continue", "resume"},
+      {"unpause", "resume"}, {"thaw", "resume"},    {"unlock", "resume"}, {"checkpoint", "dump"},
+      {"save", "dump"},      {"snapshot", "dump"},  {"load", "restore"},  {"check", "doctor"},
+      {"show", "inspect"},   {"info", "inspect"},
+  };
+  for (const auto& [other, ours] : kWords)
+    if (word == other) return std::string(ours);
+  return {};
+}
+
 // Of what the command line has too much, the verb or option that there is not, and what was
 // probably meant. Nothing if it has nothing too much.
 std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
@@ -71,9 +86,10 @@ std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
     known.insert(known.end(), {"help", "version"});
   }
   if (std::find(known.begin(), known.end(), word) != known.end()) return {};
-  const std::string meant = closest(word, known);
+  std::string meant = is_option ? std::string() : verb_elsewhere(word);
+  if (meant.empty()) meant = closest(word, known);
   return fmt::format("there is no {} '{}'{}", is_option ? "option" : "verb", word,
-                     meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant));
+                     did_you_mean(meant));
 }
 
 const CLI::Option* option_of_verb(const CLI::App& app, const std::string& name) {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/suggest.h"
 #include "cli/config.h"
 #include "cli/verbs.h"
 
@@ -107,7 +108,11 @@ Result<int> run_config(Context& context, CLI::App& app, const std::string& verb)
   const auto asked = std::find_if(verbs.begin(), verbs.end(),
                                   [&](const CLI::App* one) { return one->get_name() == verb; });
   if (!verb.empty() && asked == verbs.end()) {
-    return fail(ErrorCode::kUsage, fmt::format("there is no verb '{}'", verb),
+    std::vector<std::string> known;
+    for (const CLI::App* one : verbs)
+      known.push_back(one->get_name());
+    return fail(ErrorCode::kUsage,
+                fmt::format("there is no verb '{}'{}", verb, did_you_mean(closest(verb, known))),
                 "`stasis --help` lists them");
   }
   const Configuration configuration = read_configuration(app);

@@ -36,7 +36,8 @@ Obstacle state_obstacle(const TreeMember& member, Pid root) {
     case CudaState::kLocked:
     case CudaState::kCheckpointed:
       return {"cuda-state", Severity::kYellow, pid,
-              fmt::format("{} uses CUDA and is {}", name, cuda_state_name(*member.initial)),
+              fmt::format("{} uses CUDA and is {}", name,
+                          *member.initial == CudaState::kLocked ? "locked" : "suspended"),
               fmt::format("a dump keeps it so; `stasis resume {}` makes it run", root.value)};
     case CudaState::kRunning:
       break;

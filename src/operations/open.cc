@@ -49,9 +49,10 @@ Error not_cuda(const ProcessTree& tree) {
             fmt::format("give process {}", owner->value)};
   }
   return {ErrorCode::kNotCuda,
-          others == 0
-              ? fmt::format("process {} does not use CUDA", root)
-              : fmt::format("neither process {} nor what is below it ({}) uses CUDA", root, others),
+          others == 0   ? fmt::format("process {} does not use CUDA", root)
+          : others == 1 ? fmt::format("neither process {} nor the one below it uses CUDA", root)
+                        : fmt::format("neither process {} nor any of the {} below it uses CUDA",
+                                      root, others),
           "if it was started just now, wait until it uses its GPU; `stasis ps` lists the processes "
           "that use CUDA"};
 }

@@ -105,6 +105,13 @@ completed() {
   refused 2 usage frobnicate
   assert_contains "$err" "there is no verb 'frobnicate'"
   [[ $err != *"did you mean"* ]]
+  # In other programs' words.
+  refused 2 usage checkpoint 1 image
+  assert_contains "$err" "there is no verb 'checkpoint'; did you mean 'dump'?"
+  refused 2 usage help list
+  assert_contains "$err" "there is no verb 'list'; did you mean 'ps'?"
+  refused 2 usage config dmup
+  assert_contains "$err" "there is no verb 'dmup'; did you mean 'dump'?"
   # Not what means the opposite; what alone begins so; and no value taken for an option.
   refused 2 usage unsuspend 1
   [[ $err != *"did you mean"* ]]

@@ -69,6 +69,15 @@ happens() {
   diff "$BATS_TEST_DIRNAME/../../docs/errors.md" "$BATS_TEST_TMPDIR/docs/errors.md"
 }
 
+@test "a code that there is not is answered with the one that was meant" {
+  refused 2 usage explain Image-corupt
+  assert_contains "$err" "'Image-corupt' is unknown; did you mean 'image-corrupt'?"
+  refused 2 usage explain own-netwrok
+  assert_contains "$err" "did you mean 'own-network'?"
+  refused 2 usage explain nosuchthing
+  [[ $err != *"did you mean"* ]]
+}
+
 @test "an answer of the driver is explained by its number, for each call" {
   capture stasis explain 801
   assert_equal "$status" 0

@@ -234,7 +234,11 @@ END
   at_end_kill "$first"
   refused 3 no-such-process suspend traning
   assert_contains "$err" "no job has the name traning; did you mean training?"
+  refused 3 no-such-process dump image training
+  assert_contains "$err" "write \`stasis dump training image\`: the process or job comes before the directory"
   done_by suspend training
+  done_by doctor training --no-trial
+  assert_contains "$out" "uses CUDA and is suspended"
   done_by resume training
   # By its number, too.
   done_by dump "$first" "$image-2"
