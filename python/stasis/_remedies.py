@@ -217,6 +217,10 @@ def _call(line):
     return f"stasis.{verb}({', '.join(arguments + named)})"
 
 
+# Of a job's image: `restore()` refuses that of its directory, too.
+_DIRECTORY_OF_JOB = re.compile(r"give its directory, from whose newest image the job goes on: `stasis restore [^`]*`; or ")
+
+
 def in_python(remedy):
     """A remedy of the command line in words of this package: options as arguments, verbs as functions.
 
@@ -225,7 +229,7 @@ def in_python(remedy):
     """
     out = []
     # Every second part stands in backticks.
-    for number, part in enumerate(remedy.split("`")):
+    for number, part in enumerate(_DIRECTORY_OF_JOB.sub("", remedy).split("`")):
         if number % 2 == 0:
             out.append(_outside_of_backticks(part))
         elif part.startswith("stasis "):

@@ -201,10 +201,14 @@ Result<void> refuse_from_within(Pid root) {
                    [](const proc::ProcessInfo& info) { return info.pid.value == ::getpid(); })) {
     return {};
   }
-  return fail(ErrorCode::kUsage,
-              fmt::format("process {} cannot be dumped from within: this stasis ({}) is below it",
-                          root.value, ::getpid()),
-              "run stasis from another shell, or under setsid and a subshell that ends");
+  return fail(
+      ErrorCode::kUsage,
+      root.value == ::getpid()
+          ? fmt::format("process {} cannot be dumped from within: it is this one", root.value)
+          : fmt::format("process {} cannot be dumped from within: this one ({}) is below it",
+                        root.value, ::getpid()),
+      "do it from outside of its tree: in another shell, or in a program that `setsid "
+      "--fork` starts");
 }
 
 }  // namespace stasis

@@ -165,7 +165,7 @@ time.sleep(60)' "$file" 3>&- &
   two_below() { (($(children_of $! | wc -l) == 2)); }
   wait_until 60 two_below
   refused 4 not-cuda suspend $!
-  assert_contains "$err" "what is below it (2)"
+  assert_contains "$err" "nor any of the 2 below it uses CUDA"
   nothing_left
 }
 

@@ -194,6 +194,11 @@ class PastTheDriver(harness.Case):
         target.finish()
 
     @harness.needs_criu
+    def test_a_program_does_not_dump_itself(self):
+        with self.assertRaisesRegex(stasis.Usage, "from within: it is this one(?s:.*)outside of its tree"):
+            stasis.dump(os.getpid(), os.path.join(self.folder(), "images"))
+
+    @harness.needs_criu
     def test_dump_beside_an_earlier_image(self):
         target = self.target("memory", "--still", "32M", env=self.agent())
         first, second = (os.path.join(self.folder(), name) for name in ("first", "second"))

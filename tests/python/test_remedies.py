@@ -130,6 +130,8 @@ class Remedies(harness.Case):
             "with --network-lock skip if no": 'with network_lock="skip" if no',
             "dump without --no-link-remap": "dump without link_remap=False",
             "--map-address 10.0.0.5=10.0.0.9": 'map_addresses={"10.0.0.5": "10.0.0.9"}',
+            "give its directory, from whose newest image the job goes on: `stasis restore /x`; or start `stasis run -D /x -- a`":
+                "start `stasis run -D /x -- a`",
             "give --images-dir DIR": "give images_dir=...",
             "--images-dir is for jobs": "images_dir=... is for jobs",
             "longer than --every (10s)": "longer than every=... (10s)",
