@@ -86,8 +86,9 @@ std::string what_is_unknown(CLI::App& app, const CLI::App* verb) {
     known.insert(known.end(), {"help", "version"});
   }
   if (std::find(known.begin(), known.end(), word) != known.end()) return {};
-  std::string meant = is_option ? std::string() : verb_elsewhere(word);
-  if (meant.empty()) meant = closest(word, known);
+  const std::string lower = CLI::detail::to_lower(word);
+  std::string meant = is_option ? std::string() : verb_elsewhere(lower);
+  if (meant.empty()) meant = closest(lower, known);
   return fmt::format("there is no {} '{}'{}", is_option ? "option" : "verb", word,
                      did_you_mean(meant));
 }
@@ -140,15 +141,18 @@ std::string message_of(const CLI::App& app, const CLI::ParseError& error) {
   // "TEXT:{none,lz4,zstd}", or "TIME".
   std::string type = option->get_type_name();
   if (const std::size_t words = type.find('{'); words != std::string::npos)
-    type = "one of " + type.substr(words + 1, type.find('}') - words - 1);
+    type = "one of " + CLI::detail::find_and_replace(
+                           type.substr(words + 1, type.find('}') - words - 1), ",", ", ");
   return fmt::format("{} needs a value: {}", name, type);
 }
 
 // What the line of a verb that takes one process, or one directory, has too much of.
 std::string how_many(const CLI::App* verb, const CLI::ParseError& error) {
   if (verb == nullptr) return {};
+  const std::string_view said = error.what();
   const bool too_much = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
-                        dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr;
+                        (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr &&
+                         said.find("At Most") != std::string_view::npos);
   const CLI::Option* target = verb->get_option_no_throw("PID");
   const CLI::Option* directory = verb->get_option_no_throw("--images-dir");
   if (!too_much) return {};

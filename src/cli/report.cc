@@ -50,8 +50,10 @@ std::string now_text() {
 Result<DirectoryEntry> probe_output(const ReportArguments& arguments) {
   auto entry = split_path(arguments.output);
   if (!entry) {
-    if (entry.error().remedy.empty())
-      entry.error().remedy = "name a file in a directory that exists, or - for standard output";
+    Error& error = entry.error();
+    if (error.code == ErrorCode::kUsage) error.message = arguments.output + " is no file's name";
+    if (error.remedy.empty() || error.code == ErrorCode::kUsage)
+      error.remedy = "name a file in a directory that exists, or - for standard output";
     return entry;
   }
   std::error_code none;

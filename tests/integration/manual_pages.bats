@@ -105,6 +105,15 @@ completed() {
   refused 2 usage frobnicate
   assert_contains "$err" "there is no verb 'frobnicate'"
   [[ $err != *"did you mean"* ]]
+  refused 2 usage DUMP 1 /x
+  assert_contains "$err" "there is no verb 'DUMP'; did you mean 'dump'?"
+  # Of a value that is missing no word on how many there may be.
+  refused 2 usage suspend 1 --timeout
+  assert_contains "$err" "--timeout needs a value: TIME"
+  [[ $err != *"one process or job"* ]]
+  refused 2 usage restore --verify
+  assert_contains "$err" "--verify needs a value: one of first, late"
+  [[ $err != *"the directory once"* ]]
   # In other programs' words.
   refused 2 usage checkpoint 1 image
   assert_contains "$err" "there is no verb 'checkpoint'; did you mean 'dump'?"

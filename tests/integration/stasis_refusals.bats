@@ -37,7 +37,7 @@ unharmed() {
 
 @test "what is wrong with an option is said in the words of its help" {
   refused 2 usage dump 1 x --compress
-  assert_contains "$err" "--compress needs a value: one of none,lz4,zstd"
+  assert_contains "$err" "--compress needs a value: one of none, lz4, zstd"
   refused 2 usage run --every
   assert_contains "$err" "--every needs a value: TIME"
   refused 2 usage dump 1 "$image" -D "$image"

@@ -102,6 +102,8 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["amounts"]) for v 
   for output in "$image/report.html" "$image/criu/report.html" "$image/../image/log/report.html"; do
     refused 2 usage report "$image" -o "$output"
   done
+  refused 2 usage report "$image" -o ..
+  assert_contains "$err" ".. is no file's name"
   done_by inspect "$image"
 }
 
