@@ -128,8 +128,10 @@ Result<ImageReader> ImageReader::open(const std::string& dir) {
   ImageReader reader;
   auto entry = split_path(dir);
   if (!entry && dir.empty()) return fail(std::move(entry.error()));
-  std::error_code none;
-  reader.path_ = entry ? entry->path() : std::filesystem::absolute(dir, none).string();
+  // "." and ".." have a name as well: of a job's image it is a number.
+  std::error_code error;
+  reader.path_ = entry ? entry->path() : std::filesystem::canonical(dir, error).string();
+  if (error) reader.path_ = dir;
   // The last component may be a link: the user named it.
   auto opened = open_file(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY);
   if (!opened) {

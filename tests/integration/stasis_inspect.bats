@@ -53,6 +53,9 @@ check_of() { json "[c['error']['code'] if not c['ok'] else 'ok' for c in d['chec
   done_by restore "$jobs" --detach
   target_goes_on
   refused 10 image-incomplete verify "$jobs/000003"
+  # By its name, also from within.
+  capture bash -c 'cd "$1" && stasis inspect . --json' _ "$jobs/000002"
+  assert_equal "$(json 'd["images_dir"]')" "$jobs/000002"
 }
 
 @test "why an image cannot be restored is said for each reason, and the first is the exit status" {
