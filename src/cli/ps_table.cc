@@ -153,6 +153,14 @@ std::string table_of(const Collected& collected, const std::vector<std::string>&
         std::min_element(columns.begin(), columns.end(),
                          [&](const Column* a, const Column* b) { return worth(a) < worth(b); });
     const bool given = !wanted.empty();
+    const bool is_named = std::any_of(columns.begin(), columns.end(),
+                                      [](const Column* column) { return column->name == "name"; });
+    if (width && !given && (*least)->worth == 0 && is_named && used + 1 > *width + kCommand) {
+      // No room for the command at all. A name is whole even so, since other verbs take it.
+      for (auto& line : lines)
+        line.pop_back();
+      return table(lines);
+    }
     if (!width || used <= *width || given || (*least)->worth == 0) return table(lines, width);
     columns.erase(least);
   }

@@ -69,6 +69,9 @@ PY
   ! grep -qE 'USER|PATH|OPERATION' "$said" || return 1
   grep -q '^'"$TARGET"' .*…' "$said" # a command that is longer than its room says so
   (($(most_columns) <= 60))
+  # Narrower than the name, which is whole: `stasis suspend` takes it.
+  on_a_terminal 60 bash -c 'stty cols 30; exec stasis ps'
+  sed 's:\r$::' "$said" | grep -q "^$TARGET .*running .*training-run-7\$"
   on_a_terminal 60 bash -c 'stty cols 200; exec stasis ps'
   grep -q 'USER.*PATH.*OPERATION' "$said"
   on_a_terminal 60 bash -c 'stty cols 60; exec stasis doctor -v --no-trial'
