@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -104,6 +105,15 @@ int ask_and_print(std::uint16_t port) {
   return 0;
 }
 
+// Of a value its name alone: not its type, nor what excludes what.
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string type = option->get_type_name();
+    return type.empty() ? type : " " + type.substr(0, type.find(':'));
+  }
+};
+
 }  // namespace
 }  // namespace stasis::counter
 
@@ -114,13 +124,21 @@ int main(int argc, char** argv) {
   std::uint16_t port = 0;
   std::uint16_t ask_port = 0;
   std::uint64_t gpu_memory = 0;
-  auto* port_option = app.add_option("--port", port, "UDP port to listen on; 0 takes a free one")
-                          ->capture_default_str();
+  app.formatter(std::make_shared<stasis::counter::HelpFormatter>());
+  auto* port_option =
+      app.add_option("--port", port, "UDP port to listen on; 0 takes a free one [0]")
+          ->type_name("PORT");
   auto* ask_option =
-      app.add_option("--ask", ask_port, "send one packet to this port and print the answer");
-  auto* memory_option =
-      app.add_option("--gpu-memory", gpu_memory, "GPU memory to hold besides, e.g. 2G")
-          ->transform(CLI::AsSizeValue(false));
+      app.add_option("--ask", ask_port, "send one packet to this port and print the answer")
+          ->type_name("PORT");
+  auto* memory_option = app.add_option("--gpu-memory", gpu_memory,
+                                       "GPU memory to hold besides, with K, M or G, e.g. 2G [0]")
+                            ->type_name("SIZE")
+                            ->transform(CLI::AsSizeValue(false));
+  app.footer(
+      "Examples:\n"
+      "  stasis run --name counter -- stasis-counter --port 8123 --gpu-memory 64M\n"
+      "  stasis-counter --ask 8123");
   ask_option->excludes(port_option)->excludes(memory_option);
   CLI11_PARSE(app, argc, argv);
   if (ask_option->count() > 0) return stasis::counter::ask_and_print(ask_port);

@@ -202,6 +202,14 @@ for verb in json.load(sys.stdin)["verbs"]:
   done
 }
 
+@test "the counter's help has values by their names, and examples" {
+  capture stasis-counter --help
+  assert_contains "$out" "--port PORT "
+  assert_contains "$out" "--gpu-memory SIZE "
+  assert_contains "$out" "stasis-counter --ask 8123"
+  [[ $out != *UINT* && $out != *Excludes* ]]
+}
+
 @test "help, version and their mistakes are answered" {
   done_by help suspend
   assert_contains "$out" "Usage: stasis suspend"
