@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <memory>
 
@@ -114,7 +115,16 @@ json about_number(Context& context, int number) {
 Result<int> run_explain(Context& context, const std::vector<std::string>& words) {
   if (words.empty()) return list_all(context);
   const std::string said = fmt::format("{}", fmt::join(words, " "));
-  const std::string what = CLI::detail::trim_copy(said);
+  std::string what = CLI::detail::trim_copy(said);
+  // A whole message of ours ends with its code.
+  if (const std::size_t bracket = what.rfind(" [");
+      bracket != std::string::npos && what.back() == ']') {
+    const std::string code = what.substr(bracket + 2, what.size() - bracket - 3);
+    const auto catalogue = error_catalogue();
+    if (std::any_of(catalogue.begin(), catalogue.end(),
+                    [&](const ErrorInfo& info) { return info.name == code; }))
+      what = code;
+  }
   const auto print_json = [&](json found) {
     if (context.json) context.print({{"ok", true}, {"found", std::move(found)}});
     return 0;

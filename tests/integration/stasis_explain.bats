@@ -74,6 +74,9 @@ happens() {
   assert_contains "$err" "'Image-corupt' is unknown; did you mean 'image-corrupt'?"
   refused 2 usage explain own-netwrok
   assert_contains "$err" "did you mean 'own-network'?"
+  # A whole message has its code at its end.
+  done_by explain "stasis: error: no job has the name x [no-such-process]"
+  assert_contains "$out" "no-such-process (exit status 3)"
   refused 2 usage explain nosuchthing
   [[ $err != *"did you mean"* ]]
 }
