@@ -84,14 +84,32 @@ class Formatter final : public CLI::Formatter {
   }
 };
 
+// "ms" behind "17.5", also with marks around them: a line does not end between them.
+bool is_unit_of(std::string_view word, std::string_view number) {
+  constexpr std::string_view kUnits[] = {"ms",  "s",   "min", "h",    "B",    "KiB",
+                                         "MiB", "GiB", "TiB", "MB/s", "GB/s", "%"};
+  if (const auto end = word.find_last_not_of(".,;:)"); end != std::string_view::npos)
+    word = word.substr(0, end + 1);
+  if (number.starts_with('(')) number.remove_prefix(1);
+  return !number.empty() && number.find_first_not_of("0123456789.") == std::string_view::npos &&
+         std::find(std::begin(kUnits), std::end(kUnits), word) != std::end(kUnits);
+}
+
 }  // namespace
 
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent, std::size_t used) {
   std::istringstream words{std::string(text)};
   std::string out;
   std::string word;
+  std::string next;
   std::size_t at = used;
-  for (bool first = true; words >> word; first = false) {
+  bool more = static_cast<bool>(words >> word);
+  for (bool first = true; more; first = false, word = next) {
+    more = static_cast<bool>(words >> next);
+    if (more && is_unit_of(next, word)) {
+      word += " " + next;
+      more = static_cast<bool>(words >> next);
+    }
     const std::size_t columns = columns_of(word);
     if (!first && at + 1 + columns > width) {
       out += "\n" + std::string(indent, ' ');

@@ -83,6 +83,12 @@ PY
   on_a_terminal 60 bash -c "cd '$BATS_TEST_TMPDIR'; stty cols 60; exec stasis inspect image"
   assert_equal "$(grep -c '^here' "$said")" 1
   (($(most_columns) <= 60))
+  # A line does not begin with the unit of the number before, however wide it is.
+  local columns
+  for columns in {56..66}; do
+    COLUMNS=$columns stasis inspect "$image" >"$said.$columns" 2>/dev/null || true
+    ! grep -E '^ +(ms|s|KiB|MiB|GiB|%)([,)]|$| )' "$said.$columns" || return 1
+  done
 }
 
 # keeps_to_60 FILE: a line is longer only by a word that is longer than the room behind the indent, alone in it.
