@@ -53,8 +53,9 @@ UniqueFd open_netlink() {
   return out;
 }
 
-// The sockets of a family in that state.
-std::vector<inet_diag_sockid> sockets_in(const UniqueFd& netlink, std::uint8_t family, int state) {
+// The sockets of a family in that state. `no_holder`: those that no program has any more.
+std::vector<inet_diag_sockid> sockets_in(const UniqueFd& netlink, std::uint8_t family, int state,
+                                         bool no_holder = false) {
   std::vector<inet_diag_sockid> out;
   if (!ask(netlink, request(family, SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, state))) return out;
   std::array<char, 32768> buffer;
@@ -70,7 +71,7 @@ std::vector<inet_diag_sockid> sockets_in(const UniqueFd& netlink, std::uint8_t f
       inet_diag_msg info{};
       if (header.nlmsg_len < NLMSG_HDRLEN + sizeof info) continue;
       std::memcpy(&info, buffer.data() + at + NLMSG_HDRLEN, sizeof info);
-      out.push_back(info.id);
+      if (!no_holder || info.idiag_inode == 0) out.push_back(info.id);
     }
   }
 }
@@ -111,7 +112,10 @@ int count_time_waits(const std::vector<BoundSocket>& sockets, bool end) {
   if (!netlink.valid()) return 0;
   int count = 0;
   for (const std::uint8_t family : kFamilies) {
-    for (const inet_diag_sockid& id : sockets_in(netlink, family, TCP_TIME_WAIT)) {
+    std::vector<inet_diag_sockid> closed = sockets_in(netlink, family, TCP_TIME_WAIT);
+    const auto half = sockets_in(netlink, family, TCP_FIN_WAIT2, true);
+    closed.insert(closed.end(), half.begin(), half.end());
+    for (const inet_diag_sockid& id : closed) {
       const in6_addr local = local_address(family, id);
       const bool is_one = std::any_of(sockets.begin(), sockets.end(), [&](const BoundSocket& one) {
         return one.is_tcp && one.port == ntohs(id.idiag_sport) && one.takes(local);

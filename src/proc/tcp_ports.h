@@ -31,10 +31,10 @@ class TcpPorts {
   std::map<ino_t, std::vector<InetSocket>> tables_;
 };
 
-// How many connections in state TIME_WAIT hold an address and a port of one of these in this
-// process's network namespace. With `end`, ends them first, where the kernel
-// (CONFIG_INET_DIAG_DESTROY) and our privileges (CAP_NET_ADMIN) allow it. 0 also where the kernel
-// does not tell.
+// How many connections in state TIME_WAIT, or in FIN_WAIT2 and of no program any more, hold an
+// address and a port of one of these in this process's network namespace. With `end`, ends them
+// first, where the kernel (CONFIG_INET_DIAG_DESTROY) and our privileges (CAP_NET_ADMIN) allow it. 0
+// also where the kernel does not tell.
 int count_time_waits(const std::vector<BoundSocket>& sockets, bool end);
 // Another socket of TCP listens at an address of this one. False also where the kernel does not
 // tell. Of one that is_taken().

@@ -354,3 +354,13 @@ criu_is_asked() { [[ -e $BATS_TEST_TMPDIR/asked ]] && pgrep -P "$1" -x sleep >/d
   it_listens
   target_goes_on
 }
+
+@test "a job whose side of a connection is closed, and the other one's not, is restored at once" {
+  need_root "CRIU"
+  local port
+  HALF=1 start_listening
+  dump_it --tcp-established
+  restore_it
+  it_listens
+  target_goes_on
+}

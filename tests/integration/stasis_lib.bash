@@ -344,6 +344,7 @@ let_go_without_room() {
 }
 
 # start_listening: a target of which a process listens on a port, in $port, to which a connection was closed just now.
+# HALF=1: it has closed its side of another one, too, which the other side has not.
 start_listening() {
   cat >"$BATS_TEST_TMPDIR/server.py" <<'EOF'
 import socket, sys
@@ -356,6 +357,8 @@ accepted, _ = server.accept()
 accepted.close()  # first: it is the server's side that remembers
 client.recv(1)
 client.close()
+if sys.argv[2:]:
+    client = socket.create_connection(server.getsockname()); server.accept()[0].close(); client.recv(1)
 with open(sys.argv[1], "w") as file:
     print(server.getsockname()[1], file=file)
 while True:
@@ -365,8 +368,8 @@ while True:
 EOF
   TARGET_LOG=$BATS_TEST_TMPDIR/listening.log TARGET_STATUS=$BATS_TEST_TMPDIR/listening.status
   # shellcheck disable=SC2016 # words of the inner shell
-  (exec_on_gpu setsid bash -c 'python3 "$1" "$2" & exec stasis-workload memory --size 4M --status "$3"' - \
-    "$BATS_TEST_TMPDIR/server.py" "$BATS_TEST_TMPDIR/port" "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  (exec_on_gpu setsid bash -c 'python3 "$1" "$2" $4 & exec stasis-workload memory --size 4M --status "$3"' - \
+    "$BATS_TEST_TMPDIR/server.py" "$BATS_TEST_TMPDIR/port" "$TARGET_STATUS" "${HALF-}") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
   TARGET=$!
   echo "$TARGET" >>"$targets"
   wait_until 60 target_is_up
