@@ -41,7 +41,8 @@ struct WayAnswer {
     kSemaphore,
     kHighCount,
     kWatching,
-    kUnusual
+    kUnusual,
+    kTooMany
   };
   std::atomic<bool> is_whole;
   std::atomic<std::uint32_t> what;
@@ -123,12 +124,17 @@ WayAnswer::What what_is_lost(int descriptor, bool& is_seen) {
   return ::fcntl(descriptor, F_GETSIG) > 0 ? WayAnswer::kOwner : WayAnswer::kNothing;
 }
 
+// CRIU takes no more out of one message (CR_SCM_MAX_FD of its sk-queue.c); the kernel lets 253 in.
+constexpr std::size_t kMostOfMessage = 252;
+
 // Of one message; false if not all could be looked at.
 bool look_at(msghdr& message, bool has_bytes, WayAnswer& answer) {
   bool all_seen = (message.msg_flags & MSG_CTRUNC) == 0;
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr;
        head = CMSG_NXTHDR(&message, head)) {
     const std::size_t size = head->cmsg_len - CMSG_LEN(0);
+    if (size > kMostOfMessage * sizeof(int) && answer.what == WayAnswer::kNothing)
+      answer.what = WayAnswer::kTooMany;
     for (std::size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
       if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) break;
       int descriptor = -1;
@@ -193,6 +199,8 @@ const char* lost_text(std::uint32_t what) {
       return "a file of the kernel (/proc, /sys, a cgroup), a device, one of O_TMPFILE, or "
              "extended "
              "attributes without a name";
+    case WayAnswer::kTooMany:
+      return "more than 251 others in its message";
     default:
       return "";
   }

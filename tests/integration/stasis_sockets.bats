@@ -412,11 +412,12 @@ epoll|libc.epoll_create1(0)|libc.epoll_ctl(one, 1, here.fileno(), ctypes.create_
 thread|os.open("/proc/thread-self/stat", 0)|0|b"x"|a file of the kernel (/proc, /sys, a cgroup)
 terminal|(pair := os.openpty())[1]|0|b"x"|a descriptor of a terminal that is under way
 unnamed|os.open(folder, os.O_RDWR + os.O_TMPFILE)|0|b"x"|one of O_TMPFILE
+many|os.open("/dev/null", 0)|count = 253|b"x"|more than 251 others in its message
 empty|os.open("/dev/null", 0)|0|b""|with an empty message'
   while IFS='|' read -r name make act bytes what; do
     start_python "import fcntl
-here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); one = $make; $act
-here.send(b'first'); socket.send_fds(here, [$bytes], [one]); os.close(one)
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); count = 1; one = $make; $act
+here.send(b'first'); socket.send_fds(here, [$bytes], [one] * count); os.close(one)
 def receive():
     while not os.path.exists(folder + '/go-$name'): time.sleep(.02)
     there.recv(9); global got; got = socket.recv_fds(there, 1, 1)[1][0]; open(folder + '/received', 'w').close()
