@@ -51,6 +51,9 @@ bool is_of_no_file(std::string_view path);
 
 // criu_namespaces.cc
 void probe_namespaces(Facts& facts, const Processes& processes, Signs& out);
+// criu_networks.cc. Network namespaces of the tree's own.
+void probe_networks(Facts& facts, const Processes& processes, const CriuOptions& options,
+                    Signs& out);
 // Open files of namespaces ("net:[4026531840]") that are not of the tree.
 void probe_namespace_files(Facts& facts, const Processes& processes, Signs& out);
 

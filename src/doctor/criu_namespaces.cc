@@ -43,15 +43,14 @@ constexpr Kind kInit{"pid-namespace", Severity::kRed,
                      "use the container engine's checkpoint, or dump it from inside the container"};
 constexpr Kind kNoUsers{"user-namespace", Severity::kRed,
                         "lives in a user namespace in which its user has no number",
-                        "map its users: unshare --user --map-root-user"};
-// CRIU 4.2.1 saves devices, addresses, routes, rules of iptables and some settings (its net.c).
-constexpr Kind kOwnNetwork{
-    "own-network", Severity::kYellow,
-    "lives in a network namespace of its own, which a restore makes anew: most settings below "
-    "/proc/sys/net, queueing disciplines (tc) and neighbours that were set by hand (ip neigh) are "
-    "lost",
-    "dump and restore it from within that namespace (nsenter --net, ip netns exec), which leaves "
-    "it as it is, or set them again"};
+                        "start it without one, or with its users mapped (unshare --user "
+                        "--map-root-user), and dump it from within that namespace"};
+// It mounts a /proc there, which only the owner of the PID namespace may.
+constexpr Kind kOwnUsers{
+    "user-namespace", Severity::kRed,
+    "lives in a user namespace of its own, which CRIU dumps and cannot restore",
+    "dump it from within that namespace (nsenter --target PID --user), and restore it in a new one "
+    "(unshare --user --map-root-user --pid --fork --mount-proc --kill-child)"};
 constexpr Kind kOfThread{"thread-namespace", Severity::kRed,
                          "has threads in namespaces of their own, which a restore would take from "
                          "them",
@@ -64,6 +63,12 @@ constexpr Kind kCgroup{"cgroup", Severity::kYellow,
                        "is in another cgroup than the root of the tree, and a restore puts both "
                        "into that of the tool that restores them, with its limits",
                        "dump with --manage-cgroups soft, if the cgroups are to come back"};
+
+constexpr Kind kOwnCgroups{
+    "cgroup", Severity::kYellow,
+    "lives in a cgroup namespace of its own, and a restore puts it into that of the tool that "
+    "restores it",
+    "dump with --manage-cgroups soft, if it is to come back"};
 
 constexpr Kind kCgroupOfThreads{
     "cgroup", Severity::kYellow,
@@ -123,12 +128,11 @@ void probe_root(Facts& facts, Pid root, Signs& out) {
   if (details && pids != 0 && pids != facts.our_namespace("pid"))
     out.add(root, details->ns_pid == 1 ? kInit : kNoInit,
             fmt::format("it is number {} there", details->ns_pid));
-  if (facts.namespace_of(root, "net") != 0 && !facts.has_our_namespace(root, "net"))
-    out.add(root, kOwnNetwork, "unshare --net");
-  if (!facts.has_our_namespace(root, "user") &&
-      (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))) {
+  if (facts.namespace_of(root, "user") == 0 || facts.has_our_namespace(root, "user")) return;
+  if (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))
     out.add(root, kNoUsers, "no user is mapped");
-  }
+  else if (pids == facts.our_namespace("pid"))
+    out.add(root, kOwnUsers, "unshare --user");
 }
 
 void probe_namespaces_of_threads(Facts& facts, Pid pid, Signs& out) {
@@ -180,7 +184,10 @@ void probe_cgroups(Facts& facts, const Processes& processes, const CriuOptions& 
   const auto cgroups_in = [](const std::string& folder) {
     return read_file(AT_FDCWD, folder + "/cgroup").value_or("");
   };
-  const std::string of_root = cgroups_in(fmt::format("/proc/{}", processes.front().pid.value));
+  const Pid root = processes.front().pid;
+  if (facts.namespace_of(root, "cgroup") != 0 && !facts.has_our_namespace(root, "cgroup"))
+    out.add(root, kOwnCgroups, "unshare --cgroup");
+  const std::string of_root = cgroups_in(fmt::format("/proc/{}", root.value));
   for (const proc::ProcessInfo& info : processes) {
     const std::string own = fmt::format("/proc/{}", info.pid.value);
     const std::string its = cgroups_in(own);

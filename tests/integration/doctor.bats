@@ -1040,6 +1040,64 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   assert_equal "$(lights own-network)" ""
 }
 
+@test "devices and routes of its own network that no restore brings back are told" {
+  need_root "network namespaces"
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  (exec_on_gpu setsid unshare --net stasis-workload memory --size 1M --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  inside() { nsenter --target "$TARGET" --net "$@"; }
+  inside ip link add name inner type veth peer name outer
+  inside ip address add 10.77.0.1/24 dev inner
+  inside ip link set inner up
+  inside ip link set outer up
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights network-route)" ""
+  [[ $out != *"connects with nothing"* ]] || return 1
+  inside ip link set outer down
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_equal "$(lights network-route)" red
+  assert_contains "$out" "no restore succeeds: inner"
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  inside ip address flush dev inner
+  inside unshare --net sleep 300 3>&- &
+  local other=$!
+  echo "$other" >>"$targets"
+  wait_until 60 test "$(readlink "/proc/$TARGET/ns/net")" != "$(readlink "/proc/$other/ns/net")"
+  inside ip link set outer netns "$other"
+  capture stasis doctor "$TARGET" --no-trial --json
+  assert_contains "$out" "connects with nothing: inner (veth)"
+  if ! inside ip link add name above link inner type macvlan mode bridge; then skip "no macvlan here"; fi
+  refused 9 undumpable dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "that a restore cannot make: above (macvlan)"
+  target_goes_on
+}
+
+@test "a user namespace of its own is refused, and one of cgroups is told" {
+  need_root "namespaces"
+  local how
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  for how in "--user --map-root-user" --cgroup; do
+    # shellcheck disable=SC2086 # words
+    (exec_on_gpu setsid unshare $how stasis-workload memory --size 1M --status "$TARGET_STATUS") \
+      </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+    TARGET=$!
+    echo "$TARGET" >>"$targets"
+    wait_until 60 target_is_up
+    capture stasis doctor "$TARGET" --no-trial --json
+    case $how in
+      --cgroup) assert_equal "$(lights cgroup)" yellow ;;
+      *) assert_equal "$(lights user-namespace)" red ;;
+    esac
+    [[ $how == --cgroup ]] || refused 9 undumpable dump "$TARGET" --images-dir "$image"
+    target_goes_on
+    end_targets
+    rm "$TARGET_STATUS"
+  done
+}
+
 @test "told: locks of files that are only mapped any more, and no others" {
   start_with 'import mmap, struct
 held = []
