@@ -50,7 +50,8 @@ using Processes = std::vector<proc::ProcessInfo>;  // the root of the tree first
 bool is_of_no_file(std::string_view path);
 
 // criu_namespaces.cc
-void probe_namespaces(Facts& facts, const Processes& processes, Signs& out);
+void probe_namespaces(Facts& facts, const Processes& processes, const CriuOptions& options,
+                      Signs& out);
 // criu_networks.cc. Network namespaces of the tree's own.
 void probe_networks(Facts& facts, const Processes& processes, const CriuOptions& options,
                     Signs& out);

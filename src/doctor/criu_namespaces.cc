@@ -51,6 +51,12 @@ constexpr Kind kOwnUsers{
     "lives in a user namespace of its own, which CRIU dumps and cannot restore",
     "dump it from within that namespace (nsenter --target PID --user), and restore it in a new one "
     "(unshare --user --map-root-user --pid --fork --mount-proc --kill-child)"};
+// Its restore wants a root directory for it (--root of CRIU), and fails without one.
+constexpr Kind kOwnMounts{
+    "namespace", Severity::kRed,
+    "lives in a mount namespace of its own, which CRIU dumps and a restore does not make again",
+    "dump it from within that namespace (nsenter --target PID --mount), and restore it where its "
+    "files have the same names"};
 constexpr Kind kOfThread{"thread-namespace", Severity::kRed,
                          "has threads in namespaces of their own, which a restore would take from "
                          "them",
@@ -122,12 +128,19 @@ bool maps_no_one(Pid pid, std::string_view map) {
   return text && text->empty();
 }
 
-void probe_root(Facts& facts, Pid root, Signs& out) {
+void probe_root(Facts& facts, Pid root, const CriuOptions& options, Signs& out) {
   const auto details = facts.procfs().details(root);
   const ino_t pids = facts.namespace_of(root, "pid");
   if (details && pids != 0 && pids != facts.our_namespace("pid"))
     out.add(root, details->ns_pid == 1 ? kInit : kNoInit,
             fmt::format("it is number {} there", details->ns_pid));
+  // With mounts from outside it is dumped for a tool that gives it a root.
+  const bool has_root_then =
+      std::any_of(options.external.begin(), options.external.end(),
+                  [](const std::string& one) { return one.starts_with("mnt["); });
+  if (pids == facts.our_namespace("pid") && facts.namespace_of(root, "mnt") != 0 &&
+      !facts.has_our_namespace(root, "mnt") && !has_root_then)
+    out.add(root, kOwnMounts, "unshare --mount");
   if (facts.namespace_of(root, "user") == 0 || facts.has_our_namespace(root, "user")) return;
   if (maps_no_one(root, "uid_map") || maps_no_one(root, "gid_map"))
     out.add(root, kNoUsers, "no user is mapped");
@@ -149,9 +162,10 @@ void probe_namespaces_of_threads(Facts& facts, Pid pid, Signs& out) {
 
 }  // namespace
 
-void probe_namespaces(Facts& facts, const Processes& processes, Signs& out) {
+void probe_namespaces(Facts& facts, const Processes& processes, const CriuOptions& options,
+                      Signs& out) {
   const Pid root = processes.front().pid;
-  probe_root(facts, root, out);
+  probe_root(facts, root, options, out);
   for (const proc::ProcessInfo& info : processes) {
     for (const char* kind : kOfRoot) {
       const ino_t its = facts.namespace_of(info.pid, kind);

@@ -438,7 +438,7 @@ class Search {
         [&] { doctor::probe_shared_processes(processes_, signs_); },
         [&] { doctor::probe_pipes(facts_, all_processes_, connected_, signs_); },
         [&] {
-          doctor::probe_namespaces(facts_, processes_, signs_);
+          doctor::probe_namespaces(facts_, processes_, options_, signs_);
           doctor::probe_networks(facts_, processes_, options_, signs_);
           doctor::probe_namespace_files(facts_, processes_, signs_);
           doctor::probe_sessions(facts_, processes_, signs_);

@@ -1075,24 +1075,30 @@ while not os.path.exists(folder + '/in'): time.sleep(.01)"
   target_goes_on
 }
 
-@test "a user namespace of its own is refused, and one of cgroups is told" {
+@test "user and mount namespaces of its own are refused, and one of cgroups is told" {
   need_root "namespaces"
   local how
   TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
-  for how in "--user --map-root-user" --cgroup; do
-    # shellcheck disable=SC2086 # words
-    (exec_on_gpu setsid unshare $how stasis-workload memory --size 1M --status "$TARGET_STATUS") \
-      </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  for how in "--user --map-root-user" --mount --cgroup; do
+    # Opened in it: no file of it is on a mount of before.
+    # shellcheck disable=SC2016,SC2086 # words; of the inner shell
+    (exec_on_gpu setsid unshare $how bash -c 'for fd in {3..30}; do eval "exec $fd>&-"; done; exec </dev/null >"$1" 2>&1
+      exec stasis-workload memory --size 1M --status "$2"' - "$TARGET_LOG" "$TARGET_STATUS") </dev/null >/dev/null 2>&1 3>&- &
     TARGET=$!
     echo "$TARGET" >>"$targets"
     wait_until 60 target_is_up
     capture stasis doctor "$TARGET" --no-trial --json
     case $how in
       --cgroup) assert_equal "$(lights cgroup)" yellow ;;
+      --mount) assert_equal "$(lights namespace)" red ;;
       *) assert_equal "$(lights user-namespace)" red ;;
     esac
     [[ $how == --cgroup ]] || refused 9 undumpable dump "$TARGET" --images-dir "$image"
     target_goes_on
+    if [[ $how == --mount ]]; then
+      capture nsenter --target "$TARGET" --mount stasis doctor "$TARGET" --no-trial --json
+      assert_equal "$(lights namespace)" ""
+    fi
     end_targets
     rm "$TARGET_STATUS"
   done
