@@ -133,7 +133,7 @@ class Noter {
       : env_(env),
         record_(manifest.sockets.emplace()),
         lost_(record_.lost),
-        unread_(criu_dir, manifest.criu_options.tcp_close, lost_) {
+        unread_(criu_dir, manifest.processes, manifest.criu_options.tcp_close, lost_) {
     for (std::string& what : lost)
       lost_.add(std::move(what));
   }

@@ -13,10 +13,12 @@
 
 #include <array>
 #include <cstddef>
+#include <set>
 
 #include <fmt/format.h>
 
 #include "criu/criu_sockets.h"
+#include "proc/nameless_files.h"
 #include "proc/under_way.h"
 
 namespace stasis {
@@ -193,6 +195,15 @@ void UnreadState::note_under_way(const UniqueFd& socket, const proc::SocketKind&
               "looked at");
   else if (kind.type != SOCK_STREAM && found.with_bytes < count)
     tear(pid, descriptor, "a descriptor under way (SCM_RIGHTS) with an empty message");
+  std::set<Pid> tree;
+  for (const ProcessRecord& process : tree_)
+    tree.insert(process.pid);
+  // After a restore the two would no longer see what the other writes.
+  if (const auto other = proc::holder_outside(found.nameless, tree))
+    tear(pid, descriptor,
+         fmt::format("a descriptor under way (SCM_RIGHTS) of memory or a deleted file that process "
+                     "{} ({}) outside of the tree has, too",
+                     other->pid.value, other->comm));
 }
 
 // CRIU takes an empty message for the end of the queue. To a socket with a name, which is connected

@@ -10,10 +10,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/ids.h"
+#include "image/manifest.h"
 #include "operations/lost.h"
 #include "proc/procfs.h"
 #include "proc/socket_options.h"
@@ -22,9 +24,10 @@ namespace stasis {
 
 class UnreadState {
  public:
-  // Both must outlive it. `tcp_close`: connections are not kept, nor what is in them.
-  UnreadState(const UniqueFd& criu_dir, bool tcp_close, Lost& lost)
-      : criu_dir_(criu_dir), tcp_close_(tcp_close), lost_(lost) {}
+  // All must outlive it. `tcp_close`: connections are not kept, nor what is in them.
+  UnreadState(const UniqueFd& criu_dir, const std::vector<ProcessRecord>& tree, bool tcp_close,
+              Lost& lost)
+      : criu_dir_(criu_dir), tree_(tree), tcp_close_(tcp_close), lost_(lost) {}
 
   void note(const UniqueFd& socket, const proc::SocketKind& kind, Pid pid,
             const proc::OpenFile& file);
@@ -42,6 +45,7 @@ class UnreadState {
   void tear(Pid pid, int descriptor, const std::string& what);
 
   const UniqueFd& criu_dir_;
+  const std::vector<ProcessRecord>& tree_;
   bool tcp_close_;
   Lost& lost_;
   std::optional<std::map<std::uint64_t, std::uint64_t>> saved_;  // bytes, by inode number

@@ -47,6 +47,8 @@ struct WayAnswer {
   std::atomic<bool> is_whole;
   std::atomic<std::uint32_t> what;
   std::atomic<std::uint32_t> with_bytes;
+  std::atomic<std::uint32_t> nameless_count;
+  std::array<NamelessFile, 64> nameless;
 };
 
 // From here on in a process that has one thread of many: no lock of the C library's may be taken.
@@ -124,6 +126,16 @@ WayAnswer::What what_is_lost(int descriptor, bool& is_seen) {
   return ::fcntl(descriptor, F_GETSIG) > 0 ? WayAnswer::kOwner : WayAnswer::kNothing;
 }
 
+void note_nameless(int descriptor, WayAnswer& answer) {
+  struct stat st {};
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || (flags & O_PATH) != 0 || ::fstat(descriptor, &st) != 0 || !S_ISREG(st.st_mode) ||
+      st.st_nlink != 0 || answer.nameless_count == answer.nameless.size())
+    return;
+  answer.nameless[answer.nameless_count] = {st.st_dev, st.st_ino, (flags & O_ACCMODE) != O_RDONLY};
+  ++answer.nameless_count;
+}
+
 // CRIU takes no more out of one message (CR_SCM_MAX_FD of its sk-queue.c); the kernel lets 253 in.
 constexpr std::size_t kMostOfMessage = 252;
 
@@ -142,6 +154,7 @@ bool look_at(msghdr& message, bool has_bytes, WayAnswer& answer) {
       bool is_seen = false;
       const WayAnswer::What what = what_is_lost(descriptor, is_seen);
       if (what != WayAnswer::kNothing && answer.what == WayAnswer::kNothing) answer.what = what;
+      note_nameless(descriptor, answer);
       all_seen = all_seen && is_seen;
       if (has_bytes) ++answer.with_bytes;
       ::close(descriptor);
@@ -251,7 +264,9 @@ UnderWay look_at_under_way(const UniqueFd& socket, bool is_stream) {
     (void)::syscall(SYS_pidfd_send_signal, held.get(), SIGKILL, nullptr, 0U);
     (void)TEMP_FAILURE_RETRY(
         ::waitpid(static_cast<pid_t>(child), nullptr, has_ended ? __WALL : __WALL | WNOHANG));
-    out = {has_ended && answer.is_whole, !has_ended, lost_text(answer.what), answer.with_bytes};
+    out = {has_ended && answer.is_whole, !has_ended, lost_text(answer.what), answer.with_bytes, {}};
+    if (has_ended)
+      out.nameless.assign(answer.nameless.begin(), answer.nameless.begin() + answer.nameless_count);
   }
   (void)::setsockopt(socket.get(), SOL_SOCKET, SO_PEEK_OFF, &before, sizeof before);
   ::munmap(shared, sizeof(WayAnswer));

@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/ids.h"
+#include "proc/nameless_files.h"
 
 namespace stasis::proc {
 
@@ -22,6 +24,8 @@ struct UnderWay {
   std::string lost;         // "a lock", of the first that has any; empty: none has
   // Descriptors of messages that are not empty; of a stream, one may count twice.
   std::uint32_t with_bytes = 0;
+  // Memory and deleted files among them, the first that there are.
+  std::vector<NamelessFile> nameless;
 };
 // Looks at each of them. That is done by a process of its own, which is left behind where it does
 // not end: to close a file of FUSE waits for the program that serves it.

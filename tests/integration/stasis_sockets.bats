@@ -433,6 +433,26 @@ import threading; threading.Thread(target=receive, daemon=True).start()"
   done <<<"$cases"
 }
 
+@test "memory under way in a unix socket that a process outside has too makes a dump wait until it ends" {
+  start_python 'import mmap
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+memory = libc.memfd_create(b"both", 0); os.write(memory, b"1")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        mapped = mmap.mmap(memory, 1); os.closerange(3, 100)
+        while not os.path.exists(folder + "/go"): time.sleep(.02)
+        open(folder + "/ended", "w").close()
+    os._exit(0)
+os.wait()
+socket.send_fds(here, [b"x"], [memory]); os.close(memory)'
+  refused 7 busy dump "$TARGET" --images-dir "$image"
+  assert_contains "$err" "of memory or a deleted file that process"
+  : >"$BATS_TEST_TMPDIR/go"
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/ended"
+  done_by dump "$TARGET" --images-dir "$image" --leave-running
+}
+
 @test "an epoll that watches what only another process still has is told, and the program runs on" {
   start_python 'import select
 events = select.epoll(); end, pipe = os.pipe(); events.register(end)
