@@ -45,6 +45,7 @@ void fields(auto& io, Described<JournalRecord> auto& record) {
   io("targets", record.targets);
   io.optional("gpu_map", record.gpu_map);
   io.optional("recovered", record.recovered);
+  io.optional("takes_unread", record.takes_unread);
   io.optional("criu", record.criu);
   io.optional("ending", record.ending);
   io.optional("stepped", record.remote_calls);
@@ -317,8 +318,9 @@ Result<void> Journal::forget_image() {
   return write(record_.targets);
 }
 
-Result<void> Journal::note_criu(ProcessId criu) {
+Result<void> Journal::note_criu(ProcessId criu, bool takes_unread) {
   record_.criu = criu;
+  record_.takes_unread = takes_unread;
   return write(record_.targets);
 }
 

@@ -46,6 +46,8 @@ struct JournalRecord {
   bool recovered = false;
   // The GPU map that a resume was given ("0=1"), which finishing it needs; empty: none.
   std::string gpu_map = {};
+  // CRIU takes what is not yet read of terminals, and does not write it back.
+  bool takes_unread = false;
 };
 
 // The program that does the operation, as a user calls it: "stasis dump", "criu dump".
@@ -103,7 +105,7 @@ class Journal {
   // targets would not survive that either).
   Result<void> update(const std::vector<JournalTarget>& targets);
   // The part of the record that is about CRIU, written before the tool tells CRIU anything.
-  Result<void> note_criu(ProcessId criu);
+  Result<void> note_criu(ProcessId criu, bool takes_unread);
   Result<void> note_ending(std::vector<ProcessId> tree);
   Result<void> note_remote_calls(std::vector<ProcessId> processes);
   // The image that the record names has proven wrong: recovery does not try it again.

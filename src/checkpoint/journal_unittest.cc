@@ -298,7 +298,7 @@ TEST_F(JournalTest, KnowsTheCriuAndWhomItEnds) {
   {
     auto journal = Journal::begin(record(7, {{Pid{8}, 80, CudaState::kRunning}}));
     ASSERT_TRUE(journal);
-    ASSERT_TRUE(journal->note_criu({Pid{9}, 90}));
+    ASSERT_TRUE(journal->note_criu({Pid{9}, 90}, false));
     ASSERT_TRUE(journal->note_ending({{Pid{7}, 70}, {Pid{8}, 80}}));
   }
   const auto left = entries();

@@ -285,18 +285,19 @@ class DumpRun {
   }
 
   Result<void> let_criu_dump() {
-    const DumpRequest request{root_,
-                              writer_->criu_dir(),
-                              writer_->log_dir(),
-                              criu_options_,
-                              !ends(),
-                              host_.inside_criu(),
-                              writer_->failed_log_path(),
-                              std::chrono::milliseconds(0),
-                              options_.criu_log_level,
-                              [this](Pid started) { return note_criu(*opened_->journal, started); },
-                              [this] { return stop_job(); },
-                              [this] { return watch_.check(tree()); }};
+    const DumpRequest request{
+        root_,
+        writer_->criu_dir(),
+        writer_->log_dir(),
+        criu_options_,
+        !ends(),
+        host_.inside_criu(),
+        writer_->failed_log_path(),
+        std::chrono::milliseconds(0),
+        options_.criu_log_level,
+        [this](Pid started) { return note_criu(*opened_->journal, started, ends()); },
+        [this] { return stop_job(); },
+        [this] { return watch_.check(tree()); }};
     phases_.begin("criu start");
     auto dumped = criu_->dump(
         request,

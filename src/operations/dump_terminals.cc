@@ -19,9 +19,10 @@ DumpedTerminals::DumpedTerminals(const UniqueFd& criu_dir, std::vector<Pid> tree
   terminals_ = saved_terminals(criu_dir, numbers_);
 }
 
-void DumpedTerminals::wait_again(std::vector<std::string>& failed) const {
+void DumpedTerminals::wait_again(std::vector<std::string>& failed, bool are_rewritten) const {
   for (const SavedTerminal& terminal : terminals_) {
-    auto done = proc::set_terminal_flags(process_of(terminal), terminal.descriptor, terminal.flags);
+    auto done = proc::set_terminal_flags(process_of(terminal), terminal.descriptor, terminal.flags,
+                                         are_rewritten);
     if (!done) failed.push_back(done.error().to_string());
   }
 }

@@ -24,7 +24,9 @@ class DumpedTerminals {
   // was typed.
   DumpedTerminals(const UniqueFd& criu_dir, std::vector<Pid> tree, Unread unread);
   // They wait again where they did. What does not succeed is in `failed`; here and below.
-  void wait_again(std::vector<std::string>& failed) const;
+  // `are_rewritten`: the image may say no more which of them signal (O_ASYNC), and those that do so
+  // now go on.
+  void wait_again(std::vector<std::string>& failed, bool are_rewritten = false) const;
   // A sentence for each thing that a restore does not bring back.
   void tell_of_unread(std::vector<std::string>& lost) const;
   // They have again what CRIU has taken, as it was.

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <map>
@@ -20,7 +21,9 @@
 #include "direct/image_content.h"
 #include "image/image_reader.h"
 #include "image/manifest_format.h"
+#include "operations/dump_terminals.h"
 #include "operations/kept_files.h"
+#include "operations/socket_state.h"
 
 namespace stasis {
 
@@ -39,13 +42,18 @@ bool is_ours_alone(const UniqueFd& folder) {
 
 // None of one that another user could have written, who may have made it only for the names in it,
 // which are removed: also one with the name of ours, where that user may write beside the image.
-std::vector<NeededFile> files_of_half(const std::string& path) {
+std::optional<UniqueFd> criu_folder_of_half(const std::string& path) {
   const auto half = open_file(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!half || !is_ours_alone(*half)) return {};
-  const auto criu = open_file(half->get(), std::string(manifest_format::kCriuFolder),
-                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!criu || !is_ours_alone(*criu)) return {};
-  return needed_files(*criu);
+  if (!half || !is_ours_alone(*half)) return std::nullopt;
+  auto criu = open_file(half->get(), std::string(manifest_format::kCriuFolder),
+                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!criu || !is_ours_alone(*criu)) return std::nullopt;
+  return std::move(*criu);
+}
+
+std::vector<NeededFile> files_of_half(const std::string& path) {
+  const auto criu = criu_folder_of_half(path);
+  return criu ? needed_files(*criu) : std::vector<NeededFile>();
 }
 
 }  // namespace
@@ -75,9 +83,39 @@ Result<void> clear_or_tell(const Environment& env, const std::string& path, bool
   return {};
 }
 
-Result<void> note_criu(Journal& journal, Pid criu) {
+void put_terminals_right(const Environment& env, const JournalRecord& record) {
+  const proc::ProcFs procfs;
+  const bool is_there =
+      std::any_of(record.targets.begin(), record.targets.end(), [&](const JournalTarget& target) {
+        const auto info = procfs.process(target.pid);
+        return info && may_be_same(target, info->id());
+      });
+  if (!writes_image(record.operation) || record.image.empty() || !is_there) return;
+  std::vector<Pid> tree;
+  for (const proc::ProcessInfo& info :
+       procfs.tree(record.root).value_or(std::vector<proc::ProcessInfo>()))
+    tree.push_back(info.pid);
+  std::vector<std::string> images;
+  // Of a dump that was about to end the tree, it has its name.
+  if (!record.ending.empty()) images.push_back(record.image);
+  for (const Leftover& leftover : find_leftovers(record.image))
+    if (images.empty() && leftover.in_use == InUse::kNo &&
+        leftover.path.starts_with(record.image + ".partial-"))
+      images.push_back(leftover.path);
+  for (const std::string& image : images) {
+    const auto criu = criu_folder_of_half(image);
+    if (!criu) continue;
+    const DumpedTerminals terminals(*criu, tree, DumpedTerminals::Unread::kTaken);
+    std::vector<std::string> failed;
+    terminals.wait_again(failed, true);
+    if (record.takes_unread) terminals.give_back(failed);
+    tell_of_lost(env, failed, "terminals are not as they were");
+  }
+}
+
+Result<void> note_criu(Journal& journal, Pid criu, bool takes_unread) {
   STASIS_TRY_ASSIGN(auto info, proc::ProcFs().process(criu));
-  return journal.note_criu(info.id());
+  return journal.note_criu(info.id(), takes_unread);
 }
 
 Result<void> wait_for_criu(const Environment& env, const JournalRecord& record) {

@@ -23,12 +23,15 @@ void decide_swaps(const ProcessTree& tree);
 // given to files for it; see clear_leftovers() for what stays.
 // kNotPermitted if something stays that another user may have put there; the rest is removed.
 Result<void> clear_half_image(const std::string& path, bool keep_complete);
-// The same, where it is told, and is no failure, that something stays, since others could keep an
-// operation from its end, or that the folder of the image has gone.
+// What CRIU has done to terminals of the tree for a killed dump is undone, as the half of an image
+// tells it: before that is cleared.
+void put_terminals_right(const Environment& env, const JournalRecord& record);
+// As clear_half_image(), where it is told, and is no failure, that something stays, since others
+// could keep an operation from its end, or that the folder of the image has gone.
 Result<void> clear_or_tell(const Environment& env, const std::string& path, bool keep_complete);
 
 // Enters the criu that has been started into the journal.
-Result<void> note_criu(Journal& journal, Pid criu);
+Result<void> note_criu(Journal& journal, Pid criu, bool takes_unread);
 
 // CRIU outlives the tool that has started it until it misses that one's answer, and works on the
 // tree meanwhile. Waits for its end; kBusy, naming it, if that does not come, or kInterrupted.

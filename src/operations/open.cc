@@ -197,6 +197,7 @@ class Opening {
   Result<void> finish_what_was_left() {
     if (journal_->inherited().empty()) return {};
     auto ready = wait_for_criu(env_, journal_->left());
+    if (ready) put_terminals_right(env_, journal_->left());
     if (ready) ready = settle(env_, journal_->inherited());
     if (ready) ready = probe();
     if (!ready) {

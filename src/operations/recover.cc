@@ -245,6 +245,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   STASIS_TRY(fault(FaultPoint::kRecoverAlone));
   STASIS_TRY_ASSIGN(auto ended, finish_ending(record));
   report.finished = ended;
+  if (!ended) put_terminals_right(env, record);
   STASIS_TRY(settle(env, record.targets));
   GpuReservation room;
   STASIS_TRY(room.come_back(env.interrupt));

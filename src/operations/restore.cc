@@ -364,7 +364,7 @@ class RestoreRun {
     request.deadline = kRestoreDeadlineBase +
                        std::chrono::seconds(manifest().total_bytes / kSlowestBytesPerSecond);
     request.log_level = options_.criu_log_level;
-    request.on_started = [this](Pid started) { return note_criu(*journal_, started); };
+    request.on_started = [this](Pid started) { return note_criu(*journal_, started, false); };
     return request;
   }
 

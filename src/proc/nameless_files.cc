@@ -21,7 +21,7 @@ namespace {
 
 class HolderSearch {
  public:
-  HolderSearch(std::span<const NamelessFile> files) : files_(files) {}
+  explicit HolderSearch(std::span<const NamelessFile> files) : files_(files) {}
 
   bool is_over() const { return std::chrono::steady_clock::now() >= deadline_; }
 

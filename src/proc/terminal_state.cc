@@ -396,11 +396,12 @@ void wait_for_unread(const UniqueFd& end, std::size_t size) {
 
 }  // namespace
 
-Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags) {
+Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags, bool goes_on_signalling) {
   constexpr unsigned kSettable = O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME | O_NONBLOCK;
   STASIS_TRY_ASSIGN(const auto process, Pidfd::open(pid));
   STASIS_TRY_ASSIGN(const auto copy, take_descriptor(pid, process, descriptor, is_any_terminal));
   const int now = ::fcntl(copy.get(), F_GETFL);
+  if (goes_on_signalling && now >= 0) flags |= static_cast<unsigned>(now) & O_ASYNC;
   const auto wanted =
       static_cast<int>((static_cast<unsigned>(now) & ~kSettable) | (flags & kSettable));
   if (now >= 0 && now == wanted) return {};

@@ -47,7 +47,8 @@ struct TerminalStates {
 TerminalStates terminal_states(std::span<const Pid> tree);
 
 // F_SETFL, with the flags that F_GETFL has told. The end stands still meanwhile.
-Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags);
+Result<void> set_terminal_flags(Pid pid, int descriptor, unsigned flags,
+                                bool goes_on_signalling = false);
 
 // The terminals of which these processes have both ends. All of them stand still while it lives.
 class TerminalPairs {

@@ -128,6 +128,20 @@ is_unread() {
   is_unread rest
 }
 
+@test "a dump that is killed leaves terminals as they were when it is recovered" {
+  need_root "CRIU"
+  local point
+  for point in image.collected dump.ending; do
+    start_with_unread
+    STASIS_FAULT=$point:kill capture stasis dump "$TARGET" --images-dir "$image"
+    assert_equal "$status" 137
+    done_by recover --all
+    is_unread rest
+    end_targets
+    rm -rf "$image" "$TARGET_STATUS".*
+  done
+}
+
 @test "a program that runs on after a dump has what is not yet read of terminals as it was" {
   need_root "CRIU"
   start_with_unread
