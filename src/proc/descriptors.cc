@@ -2,17 +2,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/sched.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
-#include <csignal>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -20,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "proc/served_files.h"
+#include "proc/silent_child.h"
 
 namespace stasis::proc {
 
@@ -115,27 +113,13 @@ void DroppedCopies::add(UniqueFd copy) {
 
 void DroppedCopies::let_go() {
   if (lingering_.empty()) return;
-  int pidfd = -1;
-  clone_args how{};
-  how.flags = CLONE_PIDFD;
-  how.pidfd = reinterpret_cast<std::uint64_t>(&pidfd);
-  const pid_t own = ::getpid();
-  const long child = ::syscall(SYS_clone3, &how, sizeof how);
-  if (child == 0) {
-    sigset_t all;
-    ::sigfillset(&all);
-    (void)::sigprocmask(SIG_SETMASK, &all, nullptr);
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    while (::getppid() == own)
+  auto child = SilentChild::start([] {
+    for (;;)
       ::pause();
-    ::_exit(0);
-  }
-  const UniqueFd held(child > 0 ? pidfd : -1);
+  });
   // The child has copies of them still.
   lingering_.clear();
-  if (child < 0) return;
-  (void)::syscall(SYS_pidfd_send_signal, held.get(), SIGKILL, nullptr, 0U);
-  (void)TEMP_FAILURE_RETRY(::waitpid(static_cast<pid_t>(child), nullptr, __WALL));
+  child.end(std::chrono::seconds(5));
 }
 
 void drop(UniqueFd copy) {

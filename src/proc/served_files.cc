@@ -3,14 +3,11 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <linux/nsfs.h>
-#include <linux/sched.h>
-#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +25,7 @@
 #include "base/call_within.h"
 #include "base/units.h"
 #include "proc/mounts.h"
+#include "proc/silent_child.h"
 
 namespace stasis::proc {
 namespace {
@@ -104,45 +102,27 @@ struct Asked {
 // (request_wait_answer() of fs/fuse/dev.c), and a thread in one holds up the end of its process. So
 // it is a child's, which keeps nothing of ours but a copy of the memory, and may be left behind.
 Asked ask_by_a_child(const std::string& link) {
-  constexpr int kLongest = 5000;  // ms
+  constexpr std::chrono::seconds kLongest{5};
   void* const memory =
       ::mmap(nullptr, sizeof(Asked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return {};
   auto* const told = static_cast<Asked*>(memory);
   *told = {};
-  int pidfd = -1;
-  clone_args how{};
-  how.flags = CLONE_PIDFD;
-  how.pidfd = reinterpret_cast<std::uint64_t>(&pidfd);
   // A descriptor of ours is none of the child's.
   constexpr std::string_view kOurs = "/proc/self/";
   const std::string name = link.starts_with(kOurs)
                                ? fmt::format("/proc/{}/", ::getpid()) + link.substr(kOurs.size())
                                : link;
   const char* const path = name.c_str();
-  const long child = ::syscall(SYS_clone3, &how, sizeof how);
-  if (child == 0) {
+  const auto child = SilentChild::start([&] {
     ::syscall(SYS_close_range, 0U, ~0U, 0U);
     (void)!::chdir("/");
     told->known = ::statfs(path, &told->system) == 0;
-    ::_exit(0);
-  }
-  const auto forget = [&](Asked out) {
-    ::munmap(memory, sizeof(Asked));
-    return out;
-  };
-  if (child < 0) return forget({});
-  const UniqueFd ended(pidfd);
-  pollfd look{ended.get(), POLLIN, 0};
-  const auto until = Clock::now() + std::chrono::milliseconds(kLongest);
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-    const int got = ::poll(&look, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
-    if (got > 0) break;
-    if (got == 0 && left <= 0) return forget({false, false, {}});
-  }
-  ::waitpid(static_cast<pid_t>(child), nullptr, __WALL);
-  return forget(*told);
+  });
+  Asked out;
+  if (child.is_there()) out = child.ends_within(kLongest) ? *told : Asked{false, false, {}};
+  ::munmap(memory, sizeof(Asked));
+  return out;
 }
 
 // Of the file that a link of /proc leads to. Linux before 5.8 tells it of descriptors alone.

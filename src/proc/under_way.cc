@@ -2,25 +2,21 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <linux/sched.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
-#include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <csignal>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -28,6 +24,8 @@
 #include <string_view>
 
 #include <fmt/format.h>
+
+#include "proc/silent_child.h"
 
 namespace stasis::proc {
 namespace {
@@ -239,31 +237,14 @@ UnderWay look_at_under_way(const UniqueFd& socket, bool is_stream) {
       ::mmap(nullptr, sizeof(WayAnswer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return {};
   WayAnswer& answer = *new (shared) WayAnswer{};
-  int pidfd = -1;
-  clone_args how{};
-  how.flags = CLONE_PIDFD;
-  how.pidfd = reinterpret_cast<std::uint64_t>(&pidfd);
-  const pid_t own = ::getpid();
-  const long child = ::syscall(SYS_clone3, &how, sizeof how);
-  if (child == 0) {
-    sigset_t all;
-    ::sigfillset(&all);
-    (void)::sigprocmask(SIG_SETMASK, &all, nullptr);
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto child = SilentChild::start([&] {
     // It may stay, and with it locks that are the tool's: an agent would go on to have a peer.
-    if (::getppid() == own && leave_only(socket.get()))
-      look_at_all(socket.get(), is_stream, answer);
-    ::_exit(0);
-  }
+    if (leave_only(socket.get())) look_at_all(socket.get(), is_stream, answer);
+  });
   UnderWay out;
-  if (child > 0) {
-    const UniqueFd held(pidfd);
-    constexpr int kMilliseconds = 5000;
-    pollfd end{held.get(), POLLIN, 0};
-    const bool has_ended = TEMP_FAILURE_RETRY(::poll(&end, 1, kMilliseconds)) == 1;
-    (void)::syscall(SYS_pidfd_send_signal, held.get(), SIGKILL, nullptr, 0U);
-    (void)TEMP_FAILURE_RETRY(
-        ::waitpid(static_cast<pid_t>(child), nullptr, has_ended ? __WALL : __WALL | WNOHANG));
+  if (child.is_there()) {
+    const bool has_ended = child.ends_within(std::chrono::seconds(5));
+    child.end(std::chrono::milliseconds(0));
     out = {has_ended && answer.is_whole, !has_ended, lost_text(answer.what), answer.with_bytes, {}};
     if (has_ended)
       out.nameless.assign(answer.nameless.begin(), answer.nameless.begin() + answer.nameless_count);
