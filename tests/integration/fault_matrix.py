@@ -67,7 +67,7 @@ SCENARIOS = (
     Scenario("dump --leave-suspended", "dump", "dump.complete"),
     Scenario("dump of host memory --host-memory=parallel", "dump", "host.hidden", "dump.complete"),
     Scenario("dump of host memory --host-memory=parallel --leave-running --pre-copy=on", "dump", "host.precopied"),
-    Scenario("restore of host memory", "restore", "host.back", "restore.adopted"),
+    Scenario("restore of host memory", "restore", "criu.post-restore", "restore.adopted"),
     Scenario("restore --leave-suspended", "restore", "criu.post-restore"),
     Scenario("suspend by the agent", "suspend", "group.opened", "direct.dropped", True),
     Scenario("resume by the agent", "resume", "restore.after", None, True),
