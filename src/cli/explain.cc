@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <charconv>
+#include <csignal>
+#include <cstring>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -78,6 +80,24 @@ int list_all(Context& context) {
   return 0;
 }
 
+// What `stasis run` ends with besides the errors' own; empty if with no such status.
+std::string meaning_for_run(int status) {
+  constexpr int kSaved = 75;
+  constexpr int kCannotRun = 126;
+  constexpr int kNoCommand = 127;
+  constexpr int kSignal = 128;
+  if (status == kSaved)
+    return "the job was saved and has ended, or TERM ended it before it ran; the same command line "
+           "starts it again";
+  if (status == kCannotRun) return "the command cannot be run";
+  if (status == kNoCommand) return "there is no such command";
+  if (status <= kSignal || status >= kSignal + NSIG) return {};
+  const char* name = ::sigabbrev_np(status - kSignal);
+  return fmt::format("signal {}{} ended the command{}", status - kSignal,
+                     name == nullptr ? "" : fmt::format(" (SIG{})", name),
+                     status - kSignal == SIGKILL ? ", or `stasis dump` did" : "");
+}
+
 // What a number can be: an answer of the driver, and an exit status of ours.
 json about_number(Context& context, int number) {
   json found = json::array();
@@ -108,6 +128,11 @@ json about_number(Context& context, int number) {
   if (!codes.empty())
     text +=
         fmt::format("{}{} as an exit status of stasis:{}", text.empty() ? "" : "\n", number, codes);
+  if (const std::string meaning = meaning_for_run(number); !meaning.empty()) {
+    text += fmt::format("{}{} as an exit status of stasis run: {}", text.empty() ? "" : "\n",
+                        number, meaning);
+    found.push_back({{"verb", "run"}, {"exit_status", number}, {"meaning", meaning}});
+  }
   if (!found.empty() && !context.json) context.terminal.out_block(text);
   return found;
 }

@@ -99,6 +99,17 @@ happens() {
   done
 }
 
+@test "what stasis run ends with is explained" {
+  capture stasis explain 75
+  assert_contains "$out" "75 as an exit status of stasis run: the job was saved and has ended"
+  capture stasis explain 137
+  assert_contains "$out" "137 as an exit status of stasis run: signal 9 (SIGKILL) ended the command, or \`stasis dump\` did"
+  capture stasis explain 127 --json
+  assert_equal "$(json '[f["meaning"] for f in d["found"] if f.get("verb") == "run"]')" "['there is no such command']"
+  capture stasis explain 128
+  [[ $out != *"stasis run"* ]]
+}
+
 @test "a line of CRIU's log is explained, whole or in part, in one word or several" {
   capture stasis explain '(00.070934) Error (criu/sk-inet.c:188): inet: Connected TCP socket, consider using --tcp-established option.'
   assert_equal "$status" 0
