@@ -2,6 +2,7 @@
 // keeps them as long as that, and CRIU 4.2.1 finds locks by descriptors alone.
 #include <fcntl.h>
 
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -26,10 +27,12 @@ constexpr Kind kMappedLock{
 // For the descriptors of a locked file, each among those of all processes.
 constexpr std::size_t kMostSearches = 256;
 
-bool shows_lock(Pid pid, const std::vector<proc::OpenFile>& files, std::string_view path,
-                const proc::HeldLock& lock) {
+// `path`: of those alone whose link says so. The file may have other names, and /proc/PID/maps
+// writes some characters as numbers.
+bool shows_lock(Pid pid, const std::vector<proc::OpenFile>& files,
+                std::optional<std::string_view> path, const proc::HeldLock& lock) {
   for (const proc::OpenFile& file : files) {
-    if (file.path != path) continue;
+    if (path ? file.path != *path : !file.path.starts_with('/')) continue;
     const auto text =
         read_file(AT_FDCWD, fmt::format("/proc/{}/fdinfo/{}", pid.value, file.descriptor));
     std::istringstream lines(text.value_or(""));
@@ -51,6 +54,10 @@ bool has_descriptor(Facts& facts, const Processes& processes, std::string_view p
     tree.insert(info.pid.value);
     const auto files = facts.open_files(info.pid);
     if (files && shows_lock(info.pid, *files, path, lock)) return true;
+  }
+  for (const proc::ProcessInfo& info : processes) {
+    const auto files = facts.open_files(info.pid);
+    if (files && shows_lock(info.pid, *files, std::nullopt, lock)) return true;
   }
   const auto all = facts.procfs().all();
   if (!all) return false;
