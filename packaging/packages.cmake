@@ -121,7 +121,7 @@ takes the place of CRIU's own cuda_plugin.so, and needs CRIU 4.0 or newer.")
   set(CPACK_DEBIAN_CRIU_PLUGIN_PACKAGE_PROVIDES criu-cuda-plugin)
   set(CPACK_DEBIAN_CRIU_PLUGIN_PACKAGE_CONFLICTS criu-cuda-plugin)
   set(CPACK_DEBIAN_CRIU_PLUGIN_PACKAGE_REPLACES criu-cuda-plugin)
-  set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_SUGGESTS "criu >= 4.0")
+  set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_SUGGESTS "criu >= 4.0, stasis")
   # Fedora's package of CRIU's own.
   set(CPACK_RPM_CRIU_PLUGIN_PACKAGE_CONFLICTS criu-cuda-plugin)
 endif()
