@@ -61,8 +61,9 @@ std::optional<AddressRange> range_of(const std::string& line) {
 
 constexpr std::string_view kHeap = "[heap]";
 
-// "7f..-7f.. rw-p 00000000 00:00 0 [anon:name]": private memory that may be written, of no file.
-bool is_of_no_file(const std::string& line) {
+// "7f..-7f.. rw-p 00000000 00:00 0 [anon:name]": private memory that may be written, of no file; or
+// with "---p" what a program keeps free for it, as malloc() does behind each thread's arena.
+bool is_of_no_file(const std::string& line, std::string_view wanted) {
   std::istringstream words(line);
   std::string range;
   std::string permissions;
@@ -71,7 +72,7 @@ bool is_of_no_file(const std::string& line) {
   std::string inode;
   std::string path;
   words >> range >> permissions >> offset >> device >> inode >> path;
-  return permissions == "rw-p" && inode == "0" &&
+  return permissions == wanted && inode == "0" &&
          (path.empty() || path.starts_with("[anon:") || path == kHeap);
 }
 
@@ -158,9 +159,9 @@ std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_
     if (knows_pages(line)) return {};
     current.reset();
     is_heap = line.ends_with(kHeap);
-    if (is_of_no_file(line))
+    if (is_of_no_file(line, "rw-p"))
       current = range;
-    else
+    else if (!is_of_no_file(line, "---p"))
       file_ends = range->end;
   }
   return out;

@@ -137,6 +137,27 @@ TEST(HostMemory, BehindAFileIsFoundButForItsFirstPart) {
   EXPECT_TRUE(is_there());
 }
 
+// As the arenas of malloc() lie, one behind another.
+TEST(HostMemory, BehindWhatIsKeptFreeIsFoundWhole) {
+  constexpr std::size_t kFree = 1U << 20;
+  void* room = ::mmap(nullptr, kFree + kMemory, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(room, MAP_FAILED);
+  const Child child([&] {
+    std::byte* memory = static_cast<std::byte*>(room) + kFree;
+    if (::mprotect(memory, kMemory, PROT_READ | PROT_WRITE) != 0) ::_exit(1);
+    std::memset(memory, 1, kMemory);
+    ::pause();
+  });
+  const auto is_there = [&] {
+    return bytes_of(find_host_memory(*space_of(child.pid()))) >= kMemory - (2U << 20);
+  };
+  for (int i = 0; i < 1000 && !is_there(); ++i)
+    ::usleep(1000);
+  EXPECT_TRUE(is_there());
+  ::munmap(room, kFree + kMemory);
+}
+
 TEST(HostMemory, OfTheHeapIsFoundButForItsBeginning) {
   const Child child([] {
     void* const memory = ::sbrk(2 * kMemory);

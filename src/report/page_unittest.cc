@@ -139,6 +139,15 @@ TEST(Page, SaysWhereMemoryIs) {
   EXPECT_THAT(page, HasSubstr("files of its own, copied past the driver"));
   EXPECT_THAT(page, HasSubstr("data-label=\"Zeros\">512 MiB"));
   EXPECT_THAT(page, Not(HasSubstr("where the driver put it")));
+  EXPECT_THAT(page, Not(HasSubstr("Host memory, large")));
+  image.host_content = ContentReport{};
+  image.host_content->kind = ContentKind::kHost;
+  image.host_content->all = {3ULL << 30, 7ULL << 27, 0, 1ULL << 30, 0, 1ULL << 30};
+  page = page_of(image);
+  EXPECT_THAT(page, HasSubstr("Host memory, large"));
+  EXPECT_THAT(page, HasSubstr("files of its own, written by all processors"));
+  EXPECT_THAT(page, HasSubstr("data-label=\"In use\">3.00 GiB"));
+  EXPECT_THAT(page, HasSubstr("data-label=\"Zeros\">896 MiB"));
 }
 
 TEST(Page, ExplainsEveryPhaseThatADumpHas) {

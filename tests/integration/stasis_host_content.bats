@@ -23,6 +23,7 @@ end_all() {
 group_is_gone() { ! pgrep -g "$TARGET" >/dev/null && number_is_free; }
 
 host_bytes() { python3 -IS "$BATS_TEST_DIRNAME/../image/read_image.py" "${1:-$image}" | python3 -IS -c 'import json, sys; d = json.load(sys.stdin)["host_content"]; print(d["bytes"] if d else 0)'; }
+encodings() { python3 -IS "$BATS_TEST_DIRNAME/../image/read_image.py" "$image" | python3 -IS -c 'import json, sys; print(json.load(sys.stdin)["host_content"]["encodings"])'; }
 pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
 
 @test "host memory of every kind is as it was, dumped and restored again and again" {
@@ -40,6 +41,35 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   done
 }
 
+# KiB that the program and its child have, a page of both counted once.
+anonymous_of_both() {
+  cat "/proc/$TARGET/smaps_rollup" "/proc/$(children_of "$TARGET")/smaps_rollup" | awk '/^Pss_Anon:/ { sum += $2 } END { print sum }'
+}
+
+@test "verify, inspect and report name it, and what the program shares with its child is still shared" {
+  local before page=$BATS_TEST_TMPDIR/report.html named
+  start_program 24
+  before=$(anonymous_of_both)
+  dump_it --host-memory parallel
+  named="$(host_bytes)"
+  ((named >= 14 << 20))
+  done_by verify "$image" --json
+  assert_equal "$(json '(d["host_content"]["bytes"], [p["bytes"] for p in d["host_content"]["processes"]])')" "($named, [$named])"
+  done_by verify "$image"
+  assert_contains "$out" " MiB of host memory in "
+  done_by inspect "$image" --json
+  assert_equal "$(json '(d["host_content"]["bytes"], d["host_content"]["processes"][0]["pid"])')" "($named, $TARGET)"
+  done_by inspect "$image"
+  assert_contains "$out" " MiB of host memory in "
+  done_by report "$image" -o "$page"
+  grep -qF "Host memory, large" "$page"
+  restore_it
+  # 48 MiB are shared. A few pages of them have been written meanwhile.
+  echo "KiB: $before before, $(anonymous_of_both) after"
+  (($(anonymous_of_both) < before + (12 << 10)))
+  runs_on
+}
+
 @test "the heap of brk goes past CRIU, but for its beginning" {
   start_program 96 host_heap.py
   dump_it
@@ -49,6 +79,26 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   done_by dump "$TARGET" --images-dir "$image" --force --leave-running
   (($(host_bytes) >= 76 << 20))
   runs_on
+}
+
+@test "the arenas of threads go past CRIU, too, compressed with lz4" {
+  start_program 96 host_arenas.py
+  dump_it --compress lz4
+  echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes"
+  (($(host_bytes) >= 76 << 20 && $(pages_bytes) < 48 << 20))
+  assert_contains "$(encodings)" 2
+  restore_it
+  runs_on
+}
+
+@test "pinned memory, however it was made, goes past CRIU" {
+  start_target pinned --size 96M --pause-ms 100
+  dump_it
+  echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes"
+  (($(host_bytes) >= 90 << 20))
+  restore_it
+  target_goes_on
+  restored_verifies
 }
 
 @test "what is in huge pages comes back in huge pages" {
