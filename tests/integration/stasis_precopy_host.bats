@@ -47,6 +47,14 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   done
 }
 
+@test "that a program writes its memory as fast as it is pre-copied is told, and its dump succeeds" {
+  # More than 64 MiB of it change while all is pre-copied.
+  start_writer 192 1
+  done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on
+  assert_contains "$err" "the job changes its host memory as fast as it is pre-copied (about "
+  runs_on
+}
+
 @test "beside an earlier image only what is in neither is written" {
   start_writer 96 0.05
   done_by dump "$TARGET" --images-dir "$image.1" --leave-running --pre-copy on
