@@ -52,7 +52,7 @@ Result<ContentRecord> content_record_in(const UniqueFd& image_dir, ContentKind k
   STASIS_TRY_ASSIGN(auto text, read_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", file.get()),
                                          content_format::kMaxIndex));
   const auto bytes = std::as_bytes(std::span(text));
-  STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes));
+  STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes, kind));
   BlockDigest digest{};
   std::memcpy(digest.data(), bytes.last(digest.size()).data(), digest.size());
   ContentRecord record;

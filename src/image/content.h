@@ -97,10 +97,15 @@ std::vector<std::byte> close_content_index(std::vector<std::byte> bytes);
 
 // What is wrong with a stream's ranges; empty if nothing is.
 std::string problem_of(const ContentStream& stream);
+// The same of host memory, whose ranges say where the content belongs: they cover the stream, one
+// behind the other, in whole units, and none lies over another one in the process.
+inline constexpr std::uint64_t kHostUnit = 256U << 10;
+std::string problem_of_host(const ContentStream& stream);
 
 // Reads them from an untrusted source: never trusts a number. kImageCorrupt if anything is damaged
 // or out of range; kImageVersion if it is whole, but of a newer version or with a feature this
 // reader lacks.
-Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes);
+Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes,
+                                         ContentKind kind = ContentKind::kGpu);
 
 }  // namespace stasis

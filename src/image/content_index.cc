@@ -18,9 +18,8 @@ using namespace content_format;  // NOLINT(google-build-using-namespace): consta
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
-tl::unexpected<Error> wrong(std::string what) {
-  return corrupt_image("gpu/index: " + std::move(what));
-}
+// Without the file's name, which parse_content_index() puts before it.
+tl::unexpected<Error> wrong(std::string what) { return corrupt_image(std::move(what)); }
 
 class Writer {
  public:
@@ -70,17 +69,15 @@ Result<Header> read_header(Reader& reader, std::size_t size) {
   const auto version = reader.take<std::uint32_t>();
   const auto features = reader.take<std::uint32_t>();
   if (version > kVersion) {
-    return fail(
-        ErrorCode::kImageVersion,
-        fmt::format("gpu/index has version {}, this program reads up to {}", version, kVersion),
-        "restore it with the Stasis that wrote it, or a newer one");
+    return fail(ErrorCode::kImageVersion,
+                fmt::format("its version is {}, this program reads up to {}", version, kVersion),
+                "restore it with the Stasis that wrote it, or a newer one");
   }
   if (version == 0) return wrong("its version is 0");
   if (features != 0) {
-    return fail(
-        ErrorCode::kImageVersion,
-        fmt::format("gpu/index needs the features {:#x}, which this program lacks", features),
-        "restore it with the Stasis that wrote it, or a newer one");
+    return fail(ErrorCode::kImageVersion,
+                fmt::format("it needs the features {:#x}, which this program lacks", features),
+                "restore it with the Stasis that wrote it, or a newer one");
   }
   Header header;
   header.chunk_bytes = reader.take<std::uint32_t>();
@@ -230,6 +227,32 @@ std::string problem_of(const ContentStream& stream) {
   return {};
 }
 
+std::string problem_of_host(const ContentStream& stream) {
+  std::uint64_t covered = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> places;
+  for (const ContentRange& range : stream.ranges) {
+    if (range.offset != covered || range.bytes == 0 || range.bytes % kHostUnit != 0 ||
+        range.address % kHostUnit != 0 || range.address + range.bytes < range.address ||
+        range.gpu != GpuUuid()) {
+      return fmt::format("{} bytes of the host memory of process {} belong to no place in it",
+                         range.bytes, stream.pid.value);
+    }
+    covered += range.bytes;
+    places.emplace_back(range.address, range.address + range.bytes);
+  }
+  if (covered != stream.bytes) {
+    return fmt::format("the ranges of process {} cover {} of {} bytes of host memory",
+                       stream.pid.value, covered, stream.bytes);
+  }
+  std::sort(places.begin(), places.end());
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    if (places[i].first >= places[i - 1].second) continue;
+    return fmt::format("two parts of the host memory of process {} belong to the same place",
+                       stream.pid.value);
+  }
+  return {};
+}
+
 std::vector<std::byte> serialize_content_index(const ContentIndex& index) {
   std::uint64_t ranges = 0;
   for (const ContentStream& stream : index.streams)
@@ -281,7 +304,9 @@ std::vector<std::byte> close_content_index(std::vector<std::byte> bytes) {
   return bytes;
 }
 
-Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes) {
+namespace {
+
+Result<ContentIndex> parse_index(std::span<const std::byte> bytes) {
   if (bytes.size() < kHeaderSize + kDigestSize) {
     return wrong(fmt::format("{} bytes are too few", bytes.size()));
   }
@@ -303,6 +328,14 @@ Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes) {
   STASIS_TRY(read_ranges(reader, range_counts, index));
   index.chunks.reserve(header.chunks);
   STASIS_TRY(read_chunks(reader, index));
+  return index;
+}
+
+}  // namespace
+
+Result<ContentIndex> parse_content_index(std::span<const std::byte> bytes, ContentKind kind) {
+  auto index = parse_index(bytes);
+  if (!index) index.error().message = content_index_path(kind) + ": " + index.error().message;
   return index;
 }
 

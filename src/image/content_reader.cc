@@ -301,7 +301,7 @@ Result<ContentReader> ContentReader::open(const UniqueFd& image_dir, const Conte
                                           const ContentReadOptions& options) {
   const std::string path = content_index_path(options.kind);
   STASIS_TRY_ASSIGN(auto bytes, read_index(image_dir, path, expected));
-  STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes));
+  STASIS_TRY_ASSIGN(auto index, parse_content_index(bytes, options.kind));
   BlockDigest digest{};
   std::memcpy(digest.data(), bytes.data() + bytes.size() - digest.size(), digest.size());
   if (to_hex(digest) != expected.index_checksum) {

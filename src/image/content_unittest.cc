@@ -500,6 +500,38 @@ TEST(ContentIndex, SaysWhatIsWrong) {
               HasSubstr("encoding 4, which does not exist"));
 }
 
+TEST(ContentIndex, SaysWhichFileIsWrong) {
+  const std::vector<std::byte> none;
+  EXPECT_THAT(parse_content_index(none).error().message, testing::StartsWith("gpu/index: "));
+  EXPECT_THAT(parse_content_index(none, ContentKind::kHost).error().message,
+              testing::StartsWith("host/index: "));
+}
+
+TEST(ContentIndex, HostMemoryBelongsToPlacesOfItsOwnInWholeUnits) {
+  const auto problem = [](const auto& change) {
+    ContentStream stream{
+        Pid{7},
+        3 * kHostUnit,
+        {{0, kHostUnit, {}, 0x7f0000100000}, {kHostUnit, 2 * kHostUnit, {}, 0x7f0000000000}}};
+    change(stream);
+    return problem_of_host(stream);
+  };
+  using testing::HasSubstr;
+  EXPECT_EQ(problem([](ContentStream&) {}), "");
+  const auto nowhere = HasSubstr("belong to no place");
+  EXPECT_THAT(problem([](auto& s) { s.ranges[1].address += 4096; }), nowhere);
+  EXPECT_THAT(problem([](auto& s) { s.ranges[1].address = 0 - kHostUnit; }), nowhere);
+  EXPECT_THAT(problem([](auto& s) { s.ranges[1].offset += kHostUnit; }), nowhere);
+  EXPECT_THAT(problem([](auto& s) { s.ranges[0].bytes -= 4096; }), nowhere);
+  EXPECT_THAT(problem([](auto& s) { s.ranges[0].bytes = 0; }), nowhere);
+  EXPECT_THAT(problem([](auto& s) { s.ranges[0].gpu.bytes[3] = 1; }), nowhere);
+  EXPECT_THAT(problem([](auto& s) { s.bytes += kHostUnit; }), HasSubstr("cover"));
+  EXPECT_THAT(problem([](auto& s) { s.ranges.pop_back(); }), HasSubstr("cover"));
+  const auto same = HasSubstr("the same place");
+  EXPECT_THAT(problem([](auto& s) { s.ranges[1].address += kHostUnit * 3; }), same);
+  EXPECT_THAT(problem([](auto& s) { s.ranges[0].address = s.ranges[1].address; }), same);
+}
+
 TEST(ContentIndex, OfANewerWriterIsOfAnotherVersion) {
   for (const std::size_t at : {8U, 12U}) {  // version, features
     auto bytes = serialize_content_index(sample_index());

@@ -426,7 +426,7 @@ ContentIndex ContentWriter::State::make_index() const {
 Result<ContentRecord> ContentWriter::State::write_index(const ContentIndex& index) {
   const std::vector<std::byte> bytes = serialize_content_index(index);
   // The writer must not write an index that cannot be read back.
-  if (auto readable = parse_content_index(bytes); !readable) {
+  if (auto readable = parse_content_index(bytes, options.kind); !readable) {
     Error error = std::move(readable.error());
     error.code = ErrorCode::kInternal;
     error.remedy.clear();

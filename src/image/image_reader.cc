@@ -175,6 +175,10 @@ Result<ContentReader> ImageReader::open_content(const ContentReadOptions& option
   }
   STASIS_TRY_ASSIGN(auto content, ContentReader::open(dir_, *record, options));
   for (const ContentStream& stream : content.streams()) {
+    if (options.kind == ContentKind::kHost) {
+      if (const std::string problem = problem_of_host(stream); !problem.empty())
+        return corrupt_image(content_index_path(options.kind) + ": " + problem);
+    }
     const auto is_its = [&](const ProcessRecord& process) { return process.pid == stream.pid; };
     const auto its = std::find_if(manifest_.processes.begin(), manifest_.processes.end(), is_its);
     if (its != manifest_.processes.end() && its->cuda) continue;

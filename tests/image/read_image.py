@@ -120,6 +120,16 @@ def unpack(encoding, stored, length):
     return out.raw
 
 
+def check_host_ranges(ranges, size):
+    end, places = 0, sorted((address, address + length) for _, length, address, _ in ranges)
+    for offset, length, address, gpu in ranges:
+        need(offset == end and not length % 262144 and not address % 262144 and gpu == bytes(16), "a range of host memory")
+        end += length
+    need(end == size, "host memory without a place")
+    need(all(one[1] <= 1 << 64 for one in places), "a range beyond all addresses")
+    need(all(one[1] <= other[0] for one, other in zip(places, places[1:])), "two ranges in one place")
+
+
 def check_content(folder, part, record, pids):
     index = read(folder, f"{part}/index")
     need(len(index) == record["index_size"], f"size of {part}/index")
@@ -148,8 +158,11 @@ def check_content(folder, part, record, pids):
     places = set()
     for pid, count, size in table:
         need(pid in pids, f"process {pid}")
-        end = 0
-        for offset, length, _, _ in [next(spans) for _ in range(count)]:
+        end, own_spans = 0, [next(spans) for _ in range(count)]
+        if part == "host":
+            need(262144 % chunk_size == 0, "size of a chunk of host memory")
+            check_host_ranges(own_spans, size)
+        for offset, length, _, _ in own_spans:
             need(end <= offset and 0 < length <= size - offset, "a range")
             end = offset + length
         for start in range(0, size, chunk_size):

@@ -27,8 +27,7 @@ def process(pid, parent):
     return {"pid": pid, "parent_pid": parent, "command": ["made"], "cuda": False, "gpu_memory": []}
 
 
-def main():
-    folder, statements = sys.argv[1:]
+def edit(folder, statements):
     path = os.path.join(folder, "manifest.json")
     with open(path, encoding="utf-8") as file:
         m = json.load(file)
@@ -42,4 +41,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    edit(*sys.argv[1:])

@@ -291,6 +291,32 @@ suspended_goes_past_criu() {
   number_is_free
 }
 
+@test "host memory whose places lie over each other, beside its units or beyond memory is refused before there is a process" {
+  local wrong
+  start_program 24
+  dump_it --host-memory parallel
+  for wrong in 'ranges[1][2] = ranges[0][2]' 'ranges[0][2] += 4096' 'ranges[0][2] = 2**64 - 262144' 'ranges[0][1] += 262144'; do
+    rm -rf "$image.wrong"
+    cp -r "$image" "$image.wrong"
+    python3 -S "$BATS_TEST_DIRNAME/edit_host_index.py" "$image.wrong" "$wrong"
+    refused 10 image-corrupt restore --images-dir "$image.wrong" --detach
+    assert_contains "$err" "host/index"
+    number_is_free
+    capture python3 -IS "$BATS_TEST_DIRNAME/../image/read_image.py" "$image.wrong"
+    assert_equal "$status" 1 "$wrong"
+  done
+  refused 10 image-corrupt verify "$image.wrong"
+  # It has no such memory: only seen when it is written.
+  rm -rf "$image.wrong"
+  cp -r "$image" "$image.wrong"
+  python3 -S "$BATS_TEST_DIRNAME/edit_host_index.py" "$image.wrong" 'ranges[0][2] = 1 << 40'
+  capture stasis restore --images-dir "$image.wrong" --detach
+  ((status != 0))
+  wait_until 60 number_is_free
+  restore_it
+  runs_on
+}
+
 # Where the loader took the rest of the path for another library, found from where criu was started.
 @test "in a folder with a blank in its name criu loads nothing of ours, and saves all" {
   local there="$BATS_TEST_TMPDIR/a folder"
