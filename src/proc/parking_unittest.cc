@@ -28,6 +28,8 @@
 #include <gtest/gtest.h>
 
 #include "base/units.h"
+#include "proc/procfs.h"
+#include "tests/fakes/address_space.h"
 #include "tests/fakes/child.h"
 #include "tests/fakes/parked_threads.h"
 #include "tests/fakes/thoroughness.h"
@@ -551,6 +553,36 @@ TEST_F(ParkingTest, AProcessThatIsNotThereIsNoError) {
   target_.emplace([] {});
   target_->become_zombie();
   EXPECT_TRUE(unpark_threads(target_->pid()));
+}
+
+// The mark of images of before 0.2.0, whose memory was given back while criu saved the rest.
+TEST_F(ParkingTest, AProcessThatAnEarlierToolHasMarkedLacksItsMemory) {
+  constexpr std::uint64_t kEarlierMark = 0x5aa5a3a1b1c7d39b;
+  constexpr std::uint64_t kPlaceOfMark = 24;
+  ASSERT_TRUE(park_threads(pid(), {spared()}));
+  const auto space = fakes::space_of(pid());
+  int marked = 0;
+  const auto mappings = proc::ProcFs().mappings(pid());
+  ASSERT_TRUE(mappings);
+  for (const proc::Mapping& mapping : *mappings) {
+    std::uint64_t magic = 0;
+    if (mapping.permissions != "r-xp" || mapping.inode != 0 ||
+        !space->read(mapping.start, &magic, sizeof magic) || magic != 0x5354415349530001)
+      continue;
+    ASSERT_TRUE(space->write(mapping.start + kPlaceOfMark, &kEarlierMark, sizeof kEarlierMark));
+    ++marked;
+  }
+  ASSERT_EQ(marked, 1);
+  const auto there = check_host_memory_is_there(pid());
+  ASSERT_FALSE(there);
+  EXPECT_EQ(there.error().code, ErrorCode::kWrongState) << text(there);
+  const auto unparked = unpark_threads(pid());
+  ASSERT_FALSE(unparked);
+  EXPECT_EQ(unparked.error().code, ErrorCode::kWrongState) << text(unparked);
+  ASSERT_TRUE(mark_host_memory_there(*space));
+  EXPECT_TRUE(check_host_memory_is_there(pid()));
+  EXPECT_TRUE(unpark_threads(pid()));
+  EXPECT_TRUE(spins_within(10000));
 }
 
 // A target can make as many mappings as it likes that look like ours, each with room for thousands.

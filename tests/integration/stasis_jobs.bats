@@ -365,6 +365,26 @@ END
   assert_equal "$(json 'd["name"]')" trainer
 }
 
+@test "of host memory that hardly changes the next save writes little, and the job goes on from it" {
+  job=(python3 -S "$BATS_TEST_DIRNAME/host_heap.py" "$TARGET_STATUS" 96)
+  start_run
+  job_is_up
+  saves 000001
+  saves 000002
+  # What both have is the first one's.
+  (($(du -s --block-size=1 "$images/000001" "$images/000002" | sed -n '2s/[[:space:]].*//p') < 48 << 20))
+  done_by verify "$images/000002" --json
+  (($(json 'd["host_content"]["bytes"]') >= 76 << 20))
+  kill -KILL "$RUN"
+  wait_until 60 gpu_is_free
+  ends_with 137
+  start_run
+  told "goes on from $images/000002 "
+  target_goes_on
+  kill -KILL "$RUN"
+  ends_with 137
+}
+
 @test "--every saves it again and again, and --keep says how many images stay" {
   start_run --every 700ms --keep 2
   told "removed 000001"

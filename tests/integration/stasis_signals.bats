@@ -225,6 +225,45 @@ interrupt_settling() {
   restored_verifies
 }
 
+# interrupted_at POINT ARGUMENT...: stasis gets INT while it has stopped itself there. Sets status, out, err.
+interrupted_at() {
+  local point=$1 tool
+  shift
+  STASIS_FAULT=$point:stop with_signals stasis "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+  tool=$!
+  at_end_kill "$tool"
+  wait_until 60 grep -qs "^State:[[:space:]]T" "/proc/$tool/status"
+  kill -INT "$tool"
+  kill -CONT "$tool"
+  status=0
+  wait "$tool" || status=$?
+  out=$(<"$BATS_TEST_TMPDIR/out") err=$(<"$BATS_TEST_TMPDIR/err")
+  ((status == 130)) && [[ $err == *"[interrupted]"* ]] && return
+  printf 'at %s: status %s\n%s%s' "$point" "$status" "$out" "$err" >&2
+  return 1
+}
+
+@test "a signal while host memory is pre-copied, saved or filled leaves the program as it was, or the image" {
+  need_root "CRIU"
+  local point
+  start_script host_memory.py 24
+  # The point before each of these steps: the signal is seen in the step.
+  for point in image.created host.precopied host.hidden host.saved; do
+    interrupted_at "$point" dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --host-memory parallel
+    no_image
+    nothing_left
+    script_goes_on
+  done
+  dump_it --host-memory parallel
+  for point in criu.post-restore host.back; do
+    interrupted_at "$point" restore --images-dir "$image" --detach
+    wait_until 60 number_is_free
+    nothing_left
+  done
+  restore_it
+  script_goes_on
+}
+
 @test "Ctrl-C at a terminal rolls back" {
   start_target memory --size 40M
   local fifo=$BATS_TEST_TMPDIR/keys
