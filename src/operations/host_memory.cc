@@ -172,8 +172,13 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
     STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
     const auto bytes = buffer.first(piece.bytes);
     STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
-    STASIS_TRY(write_pages(*spaces.at(piece.stream), piece.address, bytes));
-    return piece.bytes;
+    auto written = write_pages(*spaces.at(piece.stream), piece.address, bytes);
+    if (written) return piece.bytes;
+    // The process is as CRIU has made it: it has no such memory in the image either.
+    if (written.error().code == ErrorCode::kIo) {
+      return corrupt_image(content_index_path(ContentKind::kHost) + ": " + written.error().message);
+    }
+    return fail(std::move(written.error()));
   };
   return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);
 }

@@ -310,8 +310,8 @@ suspended_goes_past_criu() {
   rm -rf "$image.wrong"
   cp -r "$image" "$image.wrong"
   python3 -S "$BATS_TEST_DIRNAME/edit_host_index.py" "$image.wrong" 'ranges[0][2] = 1 << 40'
-  capture stasis restore --images-dir "$image.wrong" --detach
-  ((status != 0))
+  refused 10 image-corrupt restore --images-dir "$image.wrong" --detach
+  assert_contains "$err" "host/index"
   wait_until 60 number_is_free
   restore_it
   runs_on
