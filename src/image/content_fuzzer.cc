@@ -1,4 +1,4 @@
-// libFuzzer's way into the readers of GPU content; built with clang and STASIS_FUZZ=ON.
+// libFuzzer's way into the readers of GPU and host content; built with clang and STASIS_FUZZ=ON.
 //
 // The input is two bytes for the length of an index without its closing checksum, that index, and
 // the content of the first data file.
@@ -32,6 +32,7 @@ struct Folder {
       if (::mkdtemp(path.data()) == nullptr) std::abort();
     }
     std::filesystem::create_directory(path + "/gpu");
+    std::filesystem::create_directory(path + "/host");
     dir = UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   }
   Folder(const Folder&) = delete;
@@ -49,7 +50,7 @@ struct Folder {
 };
 
 // All that an index says can be read, or is an error.
-void read_all(const ContentIndex& index, std::span<const std::byte> whole,
+void read_all(ContentKind kind, const ContentIndex& index, std::span<const std::byte> whole,
               std::span<const std::byte> data) {
   static const Folder folder;
   ContentRecord record;
@@ -59,13 +60,13 @@ void read_all(const ContentIndex& index, std::span<const std::byte> whole,
                  [](std::byte byte) { return static_cast<unsigned char>(byte); });
   record.index_checksum = to_hex(digest);
   record.data_sizes = index.file_sizes;
-  folder.write("gpu/index", whole, whole.size());
+  folder.write(content_index_path(kind), whole, whole.size());
   for (std::size_t i = 0; i < index.file_sizes.size(); ++i) {
     if (index.file_sizes[i] > kMostFile) return;
-    folder.write(content_data_path(ContentKind::kGpu, i), data, index.file_sizes[i]);
+    folder.write(content_data_path(kind, i), data, index.file_sizes[i]);
   }
-  const auto reader = ContentReader::open(folder.dir, record);
-  if (!reader) std::abort();
+  const auto reader = ContentReader::open(folder.dir, record, {false, kind});
+  if (!reader || reader->kind() != kind) std::abort();
   static std::vector<std::byte> bytes(kMostRead);
   bool sound = true;
   std::uint64_t total = 0;
@@ -103,6 +104,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto again = parse_content_index(serialize_content_index(*index));
   if (!again || *again != *index) std::abort();
   (void)content_use(*index, size % (index->file_sizes.size() + 1));
-  read_all(*index, whole, input.subspan(2 + length));
+  const bool is_host =
+      std::all_of(index->streams.begin(), index->streams.end(),
+                  [](const ContentStream& stream) { return problem_of_host(stream).empty(); });
+  read_all(is_host ? ContentKind::kHost : ContentKind::kGpu, *index, whole,
+           input.subspan(2 + length));
   return 0;
 }
