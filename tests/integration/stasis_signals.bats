@@ -245,16 +245,18 @@ interrupted_at() {
 
 @test "a signal while host memory is pre-copied, saved or filled leaves the program as it was, or the image" {
   need_root "CRIU"
-  local point
+  local point way
   start_script host_memory.py 24
-  # The point before each of these steps: the signal is seen in the step.
-  for point in image.created host.precopied host.hidden host.saved; do
-    interrupted_at "$point" dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --host-memory parallel
+  # While it is written, before the stop and in it, and before and after that.
+  for point in "content.write on" "host.precopied on" "host.hidden on" "content.write off" "host.saved off"; do
+    read -r point way <<<"$point"
+    interrupted_at "$point" dump "$TARGET" --images-dir "$image" --leave-running --pre-copy "$way" --host-memory parallel
     no_image
     nothing_left
     script_goes_on
   done
   dump_it --host-memory parallel
+  # Before it is filled, and after.
   for point in criu.post-restore host.back; do
     interrupted_at "$point" restore --images-dir "$image" --detach
     wait_until 60 number_is_free
