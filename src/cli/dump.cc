@@ -111,8 +111,9 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
       return {};
     };
   }
-  STASIS_TRY_ASSIGN(auto driver, context.load_driver(options.dump.base ? Context::Movers::kDigests
-                                                                       : Context::Movers::kOne));
+  STASIS_TRY_ASSIGN(auto driver,
+                    context.load_driver(options.dump.wants_spare_mover() ? Context::Movers::kDigests
+                                                                         : Context::Movers::kOne));
   const Ticker ticker(context.terminal, context.interrupt);
   STASIS_TRY_ASSIGN(auto part,
                     options.group.join(Operation::kDump, options.dump.timeout, context.interrupt));

@@ -22,6 +22,13 @@ namespace {
 // How long a program that frees memory waits until the tool has seen it.
 constexpr std::chrono::milliseconds kPoll{1};
 
+constexpr const char* kCopiedLater = "the rest is copied while the job stands still";
+
+// Nothing of the image or the program, which another mover would meet as well.
+bool is_of_mover_alone(ErrorCode code) {
+  return code == ErrorCode::kNoAnswer || code == ErrorCode::kDriverError;
+}
+
 // Stores chunks under their digests; where they are is not known before the programs stand still.
 class Store final : public direct::Content {
  public:
@@ -99,8 +106,8 @@ Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageCon
     }
   });
   Store store(image);
-  auto copied = mover->copy_out(std::move(segments_), store, stop,
-                                Clock::now() + kSlowDisk * direct::copy_time(bytes_));
+  const auto time = kSlowDisk * direct::copy_time(bytes_);
+  auto copied = mover->copy_out(std::move(segments_), store, stop, Clock::now() + time);
   watch.request_stop();
   watch.join();
   const bool any_ended =
@@ -109,10 +116,22 @@ Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageCon
   end();
   STASIS_TRY(env.interrupt.check());
   if (copied || any_ended) return {};
+  if (copied.error().code == ErrorCode::kTimeout) {
+    env.tell(fmt::format("the GPU memory is not pre-copied after {} s: {}",
+                         std::chrono::duration_cast<std::chrono::seconds>(time).count(),
+                         kCopiedLater));
+    return {};
+  }
+  // A GPU at which one mover has hung is left to the driver: another would hang as long.
+  if (is_of_mover_alone(copied.error().code) && !mover->was_silent()) {
+    env.tell(fmt::format("the GPU memory could not be pre-copied ({}): {}",
+                         copied.error().to_string(), kCopiedLater));
+    STASIS_TRY(mover.replace(env));
+    return mover.prepare_digests(env);
+  }
   if (!frees) return fail(of_mover(std::move(copied.error()), true));
   env.tell(
-      "the program has freed GPU memory while that was pre-copied: the rest is copied while the "
-      "job stands still");
+      fmt::format("the program has freed GPU memory while that was pre-copied: {}", kCopiedLater));
   return {};
 }
 

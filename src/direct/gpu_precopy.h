@@ -28,8 +28,9 @@ class GpuPrecopy {
   GpuPrecopy& operator=(GpuPrecopy&&) = delete;
   ~GpuPrecopy();
 
-  // With the gates open again. Ends early, and well, when a program frees memory or ends; and says
-  // so. kInterrupted; else what MemoryMover::copy_out() says.
+  // With the gates open again. Ends early, and well, when a program frees memory or ends, at its
+  // deadline, and where the mover breaks down and another one can be had; and says so.
+  // kInterrupted; else what MemoryMover::copy_out() says.
   Result<void> run(const Environment& env, MoverLease& mover, ImageContent& image);
 
  private:

@@ -161,6 +161,11 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
   const ErrorCode code = ready.error().code;
   if (code == ErrorCode::kNotSupported || code == ErrorCode::kOutOfGpuMemory) return {};
   // The mover may be gone, or its context good for nothing.
+  return replace(env);
+}
+
+Result<void> MoverLease::replace(const Environment& env) {
+  end(env);
   MoverRequest request{gpus_};
   request.bytes = expected(env);
   if (contexts_when_quiesced_) request.timeout = kBesideHeld;
@@ -172,6 +177,7 @@ Result<void> MoverLease::prepare_digests(const Environment& env) {
 
 void MoverLease::end(const Environment& env) {
   mover_.reset();
+  has_digests_ = false;
   if (env.end_mover) env.end_mover();
 }
 

@@ -77,6 +77,8 @@ class MoverLease {
   // Gets the mover ready to tell which chunks an earlier image has; makes another if this one is
   // lost.
   Result<void> prepare_digests(const Environment& env);
+  // Another one, in the place of one that copies nothing any more.
+  Result<void> replace(const Environment& env);
   // Whether this mover leaves out what its content has.
   bool has_digests() const { return mover_ != nullptr && has_digests_; }
 

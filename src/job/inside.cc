@@ -122,10 +122,10 @@ class InsideServer final : public Progress {
   Result<std::string> carry_out() {
     STASIS_TRY(enter(setup_.entry));
     const bool is_dump = errand_.verb == InsideVerb::kDump;
-    STASIS_TRY_ASSIGN(auto driver,
-                      session_.load_driver(!is_dump            ? OperationSession::Movers::kSpare
-                                           : errand_.dump.base ? OperationSession::Movers::kDigests
-                                                               : OperationSession::Movers::kOne));
+    STASIS_TRY_ASSIGN(auto driver, session_.load_driver(!is_dump ? OperationSession::Movers::kSpare
+                                                        : errand_.dump.wants_spare_mover()
+                                                            ? OperationSession::Movers::kDigests
+                                                            : OperationSession::Movers::kOne));
     const Environment env = session_.environment(*driver);
     switch (errand_.verb) {
       case InsideVerb::kSuspend: {

@@ -217,6 +217,11 @@ struct DumpOptions {
   // Of a group of several nodes: all parts have a complete image, and then all end (or go on), or
   // none has. `timeout` is the group's then.
   GroupPart* part = nullptr;
+
+  // GPUs compute digests, or copy while the program runs: a mover may be lost, and another be had.
+  bool wants_spare_mover() const {
+    return base || (after == AfterDump::kRunning && precopy != Precopy::kNever);
+  }
 };
 
 struct DumpReport : Report {

@@ -111,3 +111,18 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   [[ $(<"$BATS_TEST_TMPDIR/said") != *"has freed GPU memory"* ]]
   [[ $(ls "$BATS_TEST_TMPDIR" | grep -c '^image') == 0 ]]
 }
+
+@test "where the mover dies while it pre-copies GPU memory, the dump goes on with another, and says so" {
+  start_under_agent memory --size 4M --still 96M --pause-ms 5
+  (STASIS_SIM_FAULTS="transfer:delay=100ms" exec setsid stasis dump "$TARGET" --images-dir "$image" --leave-running \
+    --pre-copy on --path direct >"$BATS_TEST_TMPDIR/said" 2>&1 3>&-) &
+  local tool=$! status=0
+  wait_until 60 python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" precopied
+  pkill -KILL -n -P "$tool" -x stasis-mover # the other one takes its place
+  wait "$tool" || status=$?
+  assert_equal "$status" 0 "$(<"$BATS_TEST_TMPDIR/said")"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "could not be pre-copied (the mover process was killed" \
+    "the rest is copied while the job stands still"
+  target_goes_on
+  restored_goes_on
+}
