@@ -21,6 +21,8 @@ namespace {
 
 // How long a program that frees memory waits until the tool has seen it.
 constexpr std::chrono::milliseconds kPoll{1};
+// Of less, it does not matter what was copied in vain.
+constexpr std::uint64_t kPrecopyTold = 64ULL << 20;
 
 constexpr const char* kCopiedLater = "the rest is copied while the job stands still";
 
@@ -133,6 +135,16 @@ Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageCon
   env.tell(
       fmt::format("the program has freed GPU memory while that was pre-copied: {}", kCopiedLater));
   return {};
+}
+
+void tell_of_changes(const Environment& env, const ImageContent& image) {
+  const std::uint64_t before = image.stored_before_bytes();
+  const std::uint64_t same = std::min(image.precopied_bytes(), before);
+  if (before - same <= before / 4 * 3 || before < kPrecopyTold) return;
+  env.tell(
+      fmt::format("the job changes its GPU memory as fast as it is pre-copied ({} of {} "
+                  "meanwhile): that was copied while the job stood still",
+                  format_bytes(before - same), format_bytes(before)));
 }
 
 }  // namespace stasis

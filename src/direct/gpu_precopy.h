@@ -42,4 +42,7 @@ class GpuPrecopy {
   std::uint64_t bytes_ = 0;
 };
 
+// When the image's content is complete: says so where nearly all that was pre-copied had changed.
+void tell_of_changes(const Environment& env, const ImageContent& image);
+
 }  // namespace stasis

@@ -123,7 +123,9 @@ Result<void> ImageContent::write(std::uint64_t offset, std::span<const std::byte
 
 Result<void> ImageContent::precopy(std::span<const std::byte> bytes) {
   auto stored = writer_->precopy(bytes);
-  return stored ? Result<void>() : fail(std::move(stored.error()));
+  if (!stored) return fail(std::move(stored.error()));
+  stored_before_bytes_ += *stored;
+  return {};
 }
 
 Result<void> ImageContent::read(std::uint64_t offset, std::span<std::byte> bytes) {

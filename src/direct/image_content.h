@@ -4,6 +4,7 @@
 // Private to src/direct and src/operations. read() and write() from any number of threads at once.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,8 @@ class ImageContent final : public direct::Content {
   std::uint64_t reused_bytes() const { return reused_bytes_; }
   // That precopy() had stored, and was wanted.
   std::uint64_t precopied_bytes() const { return precopied_bytes_; }
+  // All that it had stored.
+  std::uint64_t stored_before_bytes() const { return stored_before_bytes_; }
   // Of what it had stored in vain, once, when the programs run again.
   void give_back_room() { unwanted_.give_back(); }
   // All of it went past the page cache.
@@ -76,6 +79,7 @@ class ImageContent final : public direct::Content {
   std::size_t streams_ = 0;
   std::uint64_t reused_bytes_ = 0;
   std::uint64_t precopied_bytes_ = 0;
+  std::atomic<std::uint64_t> stored_before_bytes_ = 0;
   UnwantedRoom unwanted_;
   bool direct_io_ = false;
 };

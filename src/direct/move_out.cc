@@ -570,6 +570,7 @@ class MoveOut {
     // Before any memory is evicted: from then on the image alone has the content.
     phases_.begin("content");
     auto done = state_.content.into()->finish(env_.progress, env_.interrupt);
+    if (done) tell_of_changes(env_, *state_.content.into());
     return done ? fault(FaultPoint::kDirectContent) : done;
   }
 

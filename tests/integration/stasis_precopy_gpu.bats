@@ -126,3 +126,11 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   target_goes_on
   restored_goes_on
 }
+
+@test "of a program that changes all of its GPU memory while that is pre-copied, that is said" {
+  start_under_agent memory --size 96M --pause-ms 1
+  STASIS_SIM_FAULTS=$SLOWLY precopy --json
+  assert_equal "$status" 0 "$err"
+  assert_contains "$(json 'd["notes"]')" "the job changes its GPU memory as fast as it is pre-copied"
+  target_goes_on
+}
