@@ -114,6 +114,12 @@ std::uint64_t total_of(const std::vector<AddressRange>& ranges) {
   return bytes;
 }
 
+// Where the pieces of a stream belong, as problem_of_host() lets them be.
+void add_stream(const ContentReader& content, std::size_t stream, std::vector<HostPiece>& pieces) {
+  for (const ContentRange& range : content.streams()[stream].ranges)
+    add_pieces(stream, range.offset, {range.address, range.address + range.bytes}, pieces);
+}
+
 bool is_zero(const ContentReader& content, const HostPiece& piece) {
   const ContentIndex& index = content.index();
   const std::uint64_t first =
@@ -147,20 +153,30 @@ Result<void> write_pages(const proc::AddressSpace& space, std::uint64_t address,
   return {};
 }
 
-Result<void> write_pieces(const Environment& env, const ContentReader& content,
-                          const Spaces& spaces, const Interrupt& interrupt) {
+Result<void> check_chunks(const ContentReader& content) {
   if (content.chunk_bytes() > kHostPiece || kHostPiece % content.chunk_bytes() != 0 ||
       kHostBlock % content.chunk_bytes() != 0) {
     return fail(ErrorCode::kNotSupported,
                 fmt::format("host memory in chunks of {} bytes", content.chunk_bytes()),
                 "use the stasis that has made the image");
   }
+  return {};
+}
+
+std::uint64_t count_pages(std::span<const std::byte> bytes) {
+  std::uint64_t count = 0;
+  for (std::size_t at = 0; at < bytes.size(); at += kPageBytes)
+    count += is_zero_page(bytes.data() + at) ? 0 : kPageBytes;
+  return count;
+}
+
+Result<void> write_pieces(const Environment& env, const ContentReader& content,
+                          const Spaces& spaces, const Interrupt& interrupt) {
+  STASIS_TRY(check_chunks(content));
   std::vector<HostPiece> pieces;
   std::uint64_t total = 0;
   for (const auto& [stream, space] : spaces) {
-    // As problem_of_host() lets them be.
-    for (const ContentRange& range : content.streams()[stream].ranges)
-      add_pieces(stream, range.offset, {range.address, range.address + range.bytes}, pieces);
+    add_stream(content, stream, pieces);
     total += content.streams()[stream].bytes;
   }
   const Span span(TraceKind::kImage, "fill host memory", {}, total);
@@ -366,6 +382,39 @@ Result<bool> HostMemory::hide(InsideCriu& pages) {
   if (!pages.hide(std::move(ranges))) return false;
   STASIS_TRY(fault(FaultPoint::kHostHidden));
   return true;
+}
+
+std::uint64_t most_filled(const ContentReader& content) {
+  const ContentUse all = sum(content_use(content.index()));
+  return all.bytes - all.zero_bytes;
+}
+
+Result<std::uint64_t> count_filled(const ContentReader& content,
+                                   const std::function<bool(std::uint64_t)>& goes_on,
+                                   Progress& progress, const Interrupt& interrupt) {
+  // Read before it is asked whether to go on.
+  constexpr std::size_t kAtATime = 512;
+  STASIS_TRY(check_chunks(content));
+  std::vector<HostPiece> pieces;
+  for (std::size_t stream = 0; stream < content.streams().size(); ++stream)
+    add_stream(content, stream, pieces);
+  std::erase_if(pieces, [&](const HostPiece& piece) { return is_zero(content, piece); });
+  std::atomic<std::uint64_t> counted = 0;
+  PieceBuffers buffers;
+  for (std::span<const HostPiece> left(pieces); !left.empty() && goes_on(counted);) {
+    const auto now = left.first(std::min(kAtATime, left.size()));
+    left = left.subspan(now.size());
+    STASIS_TRY(run_parallel(now.size(), now.size() * kHostPiece, "host memory", progress, interrupt,
+                            [&](std::size_t i) -> Result<std::uint64_t> {
+                              const HostPiece& piece = now[i];
+                              STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
+                              const auto bytes = buffer.first(piece.bytes);
+                              STASIS_TRY(content.read(piece.stream, piece.offset, bytes));
+                              counted += count_pages(bytes);
+                              return piece.bytes;
+                            }));
+  }
+  return counted.load();
 }
 
 Result<void> fill_host_memory(const Environment& env, const ContentReader& content,

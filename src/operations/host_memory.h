@@ -89,6 +89,13 @@ class HostMemory {
   std::uint64_t reused_bytes_ = 0;
 };
 
+// No more of an image's host memory takes memory when it is filled: its chunks that are not zeros.
+std::uint64_t most_filled(const ContentReader& content);
+// How much does: pages of zeros do not. Reads the content, as long as `goes_on` says of what was
+// counted. kImageCorrupt; kInterrupted.
+Result<std::uint64_t> count_filled(const ContentReader& content,
+                                   const std::function<bool(std::uint64_t)>& goes_on,
+                                   Progress& progress, const Interrupt& interrupt);
 // Writes all host memory of an image into its processes, which stand still, and says in them that
 // it is there. Those that have ended are left out. kImageCorrupt; kInterrupted.
 Result<void> fill_host_memory(const Environment& env, const ContentReader& content,

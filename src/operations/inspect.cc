@@ -130,6 +130,8 @@ Result<ImageReport> inspect(const Environment* env, const Error& no_driver,
   const std::uint64_t elsewhere = out.content ? out.content->all.bytes : 0;
   const MachineCheckInput input{
       .image = image,
+      .progress = progress,
+      .interrupt = interrupt,
       .elsewhere = elsewhere,
       .in_our_cgroup = out.manifest.criu_options.cgroups == CgroupMode::kIgnore,
       .ours = env ? std::min(elsewhere, mover_memory(*env, {}, elsewhere)) : 0,

@@ -16,7 +16,10 @@ namespace stasis {
 
 struct MachineCheckInput {
   const ImageReader& image;
-  std::uint64_t elsewhere = 0;  // the three of check_host_memory()
+  Progress& progress;
+  const Interrupt& interrupt;
+  const ContentReader* host = nullptr;  // its host memory; null: opened here, if there is any
+  std::uint64_t elsewhere = 0;          // the three of check_host_memory()
   bool in_our_cgroup = false;
   std::uint64_t ours = 0;
   bool tcp_close = false;

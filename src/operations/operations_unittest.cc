@@ -303,6 +303,8 @@ TEST(RestoreChecks, ContentThatGoesStraightToTheGpuNeedsNoHostMemory) {
   EXPECT_EQ(check_host_memory(manifest, kMuch / 2, false).error().code,
             ErrorCode::kOutOfHostMemory);
   EXPECT_TRUE(check_host_memory(manifest, kMuch, false));
+  EXPECT_EQ(check_host_memory(manifest, kMuch, false, 0, kMuch).error().code,
+            ErrorCode::kOutOfHostMemory);
 }
 
 }  // namespace

@@ -236,6 +236,9 @@ class RestoreRun {
     const std::uint64_t to_copy =
         options_.leave_suspended ? 0 : std::min(elsewhere, mover_memory(env_, {}, elsewhere));
     const MachineCheckInput input{.image = *image_,
+                                  .progress = env_.progress,
+                                  .interrupt = env_.interrupt,
+                                  .host = host_ ? &*host_ : nullptr,
                                   .elsewhere = elsewhere,
                                   .in_our_cgroup = in_our_cgroup(),
                                   .ours = to_copy,
@@ -312,8 +315,10 @@ class RestoreRun {
     // Without one that has to be held while the mover's context is made.
     const auto gpus = targets_of(plan_.needed, plan_.pairs);
     if (!manifest().content || !restored_neighbours(env_, {}, gpus).empty()) return;
-    const PrefetchRoom room{plan_.room, plan_.pairs,
-                            in_our_cgroup() ? least_memory(manifest(), content_bytes()) : 0};
+    const PrefetchRoom room{
+        plan_.room, plan_.pairs,
+        in_our_cgroup() ? least_memory(manifest(), content_bytes(), host_ ? most_filled(*host_) : 0)
+                        : 0};
     direct_.prefetch(env_, running_pids(manifest()), room);
   }
 

@@ -439,7 +439,8 @@ Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions&
 
 // Not the sum of all pages: those that forked processes share with their parents are in the image
 // several times, and CRIU shares them again.
-std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {
+std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere,
+                           std::uint64_t filled) {
   std::uint64_t largest = 0;
   std::uint64_t on_gpus = 0;
   for (const FileRecord& file : manifest.files)
@@ -447,13 +448,12 @@ std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere) {
   for (const ProcessRecord& record : manifest.processes)
     for (const GpuMemoryRecord& use : record.gpu_memory)
       on_gpus += use.bytes > kContextBytes ? use.bytes - kContextBytes : 0;
-  const std::uint64_t host = manifest.host_content ? manifest.host_content->total_bytes() : 0;
-  return std::max(largest + host, on_gpus - std::min(on_gpus, elsewhere));
+  return std::max(largest + filled, on_gpus - std::min(on_gpus, elsewhere));
 }
 
 Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,
-                               bool in_our_cgroup, std::uint64_t ours) {
-  const std::uint64_t needed = least_memory(manifest, elsewhere);
+                               bool in_our_cgroup, std::uint64_t ours, std::uint64_t filled) {
+  const std::uint64_t needed = least_memory(manifest, elsewhere, filled);
   const proc::ProcFs procfs;
   const auto memory = procfs.memory_available();
   const auto swap = procfs.swap_free();

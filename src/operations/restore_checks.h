@@ -55,11 +55,13 @@ Result<void> check_shared_memory(const ImageReader& image, const RestoreOptions&
 // The memory of the processes, the GPU's content with it, has room on this host, swap included, and
 // in our memory cgroup, if they will be in that one. `elsewhere`: bytes of the GPU's content that
 // go to the GPU without becoming memory of theirs. `ours`: that we take for that, in our own
-// cgroup. kOutOfHostMemory with the figures.
+// cgroup. `filled`: of host memory that is not in CRIU's files (host_memory.h). kOutOfHostMemory
+// with the figures.
 Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere,
-                               bool in_our_cgroup, std::uint64_t ours = 0);
+                               bool in_our_cgroup, std::uint64_t ours = 0,
+                               std::uint64_t filled = 0);
 // The least that they have.
-std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere);
+std::uint64_t least_memory(const Manifest& manifest, std::uint64_t elsewhere, std::uint64_t filled);
 
 struct GpuPlan {
   std::vector<GpuPair> pairs;             // as the driver wants them

@@ -343,3 +343,22 @@ END
   assert_equal "$(host_bytes)" 0
   runs_on
 }
+
+# Of 64 MiB three pages in four, which are small when compressed.
+@test "a restore under a memory limit counts what it fills, not what the image stores of it" {
+  start_program 64 host_sparse.py
+  done_by dump "$TARGET" --images-dir "$image" --host-memory parallel --compress zstd
+  wait_until 60 number_is_free
+  (($(du -s --block-size=1 "$image/host" | cut -f1) < 16 << 20))
+  make_memory_cgroup $((40 << 20))
+  # shellcheck disable=SC2016
+  local within=(bash -c 'echo $$ >"$1/cgroup.procs" && exec timeout 60 stasis "${@:2}"' bash "$CGROUP")
+  refused_by 11 out-of-host-memory "${within[@]}" restore --images-dir "$image" --detach
+  number_is_free
+  # Pages of zeros are not filled.
+  limit_cgroup $(($(pages_bytes) + (58 << 20)))
+  capture "${within[@]}" inspect --images-dir "$image" --json
+  assert_equal "$(json '[c["ok"] for c in d["checks"] if c["id"] == "host-memory"]')" "[True]" "$out"
+  done_by restore --images-dir "$image" --detach
+  runs_on
+}
