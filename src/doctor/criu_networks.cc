@@ -22,6 +22,7 @@
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/netlink.h"
 
 namespace stasis::doctor {
 namespace {
@@ -101,10 +102,8 @@ std::uint32_t word_of(std::string_view value) {
 template <typename Head>
 void ask_all(std::uint16_t type, std::uint8_t family,
              const std::function<void(const Head&, std::string_view)>& use) {
-  const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
-  const timeval timeout{1, 0};
+  const UniqueFd netlink = proc::open_netlink(NETLINK_ROUTE);
   if (!netlink.valid()) return;
-  (void)::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   struct {
     nlmsghdr header;
     Head body;

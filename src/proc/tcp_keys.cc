@@ -19,6 +19,8 @@
 
 #include <fmt/format.h>
 
+#include "proc/netlink.h"
+
 namespace stasis::proc {
 namespace {
 
@@ -26,26 +28,17 @@ constexpr int kMd5Keys = 18;         // INET_DIAG_MD5SIG of linux/inet_diag.h, L
 constexpr int kAoInfo = 40;          // TCP_AO_INFO of linux/tcp.h, Linux 6.7
 constexpr int kBoundInterface = 62;  // SO_BINDTOIFINDEX
 
-UniqueFd diagnosis_socket() {
-  UniqueFd out(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
-  if (out.valid() &&
-      ::setsockopt(out.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) != 0)
-    return {};
-  return out;
-}
-
 // One that asks about the process's network namespace, made by a thread of its own, which enters
 // that and ends with it.
 UniqueFd diagnosis_socket_of(Pid pid, ino_t network) {
-  if (network_of(Pid{::getpid()}) == network) return diagnosis_socket();
+  if (network_of(Pid{::getpid()}) == network) return open_netlink(NETLINK_SOCK_DIAG);
   const auto space =
       open_file(AT_FDCWD, fmt::format("/proc/{}/ns/net", pid.value), O_RDONLY | O_NONBLOCK);
   struct stat info {};
   UniqueFd out;
   if (!space || ::fstat(space->get(), &info) != 0 || info.st_ino != network) return out;
   std::thread([&] {
-    if (::setns(space->get(), CLONE_NEWNET) == 0) out = diagnosis_socket();
+    if (::setns(space->get(), CLONE_NEWNET) == 0) out = open_netlink(NETLINK_SOCK_DIAG);
   }).join();
   return out;
 }

@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/fd.h"
+#include "proc/netlink.h"
 
 namespace stasis::proc {
 namespace {
@@ -44,13 +45,6 @@ bool ask(const UniqueFd& netlink, const Request& what) {
   kernel.nl_family = AF_NETLINK;
   return ::sendto(netlink.get(), &what, sizeof what, 0, reinterpret_cast<const sockaddr*>(&kernel),
                   sizeof kernel) == sizeof what;
-}
-
-UniqueFd open_netlink() {
-  UniqueFd out(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
-  if (out.valid()) ::setsockopt(out.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
-  return out;
 }
 
 // The sockets of a family in that state. `no_holder`: those that no program has any more.
@@ -108,7 +102,7 @@ std::vector<std::uint16_t> TcpPorts::of(Pid pid) {
 }
 
 int count_time_waits(const std::vector<BoundSocket>& sockets, bool end) {
-  const UniqueFd netlink = open_netlink();
+  const UniqueFd netlink = open_netlink(NETLINK_SOCK_DIAG);
   if (!netlink.valid()) return 0;
   int count = 0;
   for (const std::uint8_t family : kFamilies) {
@@ -138,7 +132,7 @@ int count_time_waits(const std::vector<BoundSocket>& sockets, bool end) {
 }
 
 bool is_listened_at(const BoundSocket& socket) {
-  const UniqueFd netlink = open_netlink();
+  const UniqueFd netlink = open_netlink(NETLINK_SOCK_DIAG);
   if (!netlink.valid()) return false;
   for (const std::uint8_t family : kFamilies) {
     for (const inet_diag_sockid& id : sockets_in(netlink, family, TCP_LISTEN)) {

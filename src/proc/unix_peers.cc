@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "base/fd.h"
+#include "proc/netlink.h"
 
 namespace stasis::proc {
 namespace {
@@ -40,8 +41,7 @@ void read_answer(const char* data, std::size_t size, const Visit& visit) {
 
 // What `show` (UDIAG_SHOW_*) asks for, of the sockets in these states.
 Result<void> ask(std::uint32_t states, std::uint32_t show, const Visit& visit) {
-  const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  const timeval timeout{1, 0};  // the kernel answers at once, or not at all
+  const UniqueFd netlink = open_netlink(NETLINK_SOCK_DIAG);
   struct {
     nlmsghdr header;
     unix_diag_req body;
@@ -55,7 +55,6 @@ Result<void> ask(std::uint32_t states, std::uint32_t show, const Visit& visit) {
   sockaddr_nl kernel{};
   kernel.nl_family = AF_NETLINK;
   if (!netlink.valid() ||
-      ::setsockopt(netlink.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
       ::sendto(netlink.get(), &request, sizeof request, 0,
                reinterpret_cast<const sockaddr*>(&kernel), sizeof kernel) != sizeof request) {
     return fail(errno_error("cannot ask the kernel about unix sockets", errno));
