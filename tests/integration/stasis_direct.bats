@@ -419,6 +419,7 @@ END
   in_state running "$first"
   in_state checkpointed "$TARGET"
   kill -KILL "$first"
+  wait "$first" 2>/dev/null || true # its memory is free only when it has ended
   done_by resume "$TARGET"
   target_goes_on
   target_verifies

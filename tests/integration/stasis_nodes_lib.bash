@@ -181,9 +181,18 @@ start_joined_nodes() {
   wait_until 60 all_are_past 0
 }
 runs_on() { nsenter --target "${NODES[$1]}" --pid --mount test -e "/proc/${ROOTS[$1]}"; }
+# Ended, and its number free again or soon: the shell of its node has yet to hear of it.
+has_ended_on() {
+  local state
+  state=$(nsenter --target "${NODES[$1]}" --pid --mount sed -n 's/^State:\t//p' "/proc/${ROOTS[$1]}/status" 2>/dev/null) || return 0
+  [[ -z $state || $state == Z* ]]
+}
 none_runs() {
   local i
-  for i in "${!NODES[@]}"; do ! runs_on "$i" || { echo "the rank of node $i is there" >&2; return 1; }; done
+  for i in "${!NODES[@]}"; do
+    has_ended_on "$i" || { echo "the rank of node $i is there" >&2; return 1; }
+    wait_until 60 eval "! runs_on $i"
+  done
 }
 joined_verify() {
   local i
