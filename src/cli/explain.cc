@@ -11,6 +11,7 @@
 #include "cli/verbs.h"
 #include "criu/criu_log.h"
 #include "driver/driver_errors.h"
+#include "operations/operations.h"
 
 namespace stasis::cli {
 namespace {
@@ -46,6 +47,22 @@ json obstacle_json(const ObstacleInfo& info) {
   return {{"id", info.id}, {"meaning", info.meaning}};
 }
 
+json check_json(const RestoreCheckInfo& info) {
+  return {{"id", info.id}, {"meaning", info.meaning}};
+}
+
+// The number of an answer of the driver, by CUDA's name of it in upper case.
+std::optional<int> number_of_answer(std::string_view name) {
+  constexpr std::pair<std::string_view, int> kNames[] = {
+#define STASIS_CUDA_RESULT(name, number) {#name, number},
+#include "abi/cuda_results.inc"
+#undef STASIS_CUDA_RESULT
+  };
+  for (const auto& [known, number] : kNames)
+    if (known == name && number != 0) return number;
+  return std::nullopt;
+}
+
 template <typename Entry>
 json all_of(std::span<const Entry> entries, json (*to_json)(const Entry&)) {
   json out = json::array();
@@ -69,7 +86,8 @@ int list_all(Context& context) {
          {"errors", all_of(error_catalogue(), error_json)},
          {"driver", all_of(driver_answers(), answer_json)},
          {"criu", all_of(criu_rules(), rule_json)},
-         {"obstacles", all_of(std::span<const ObstacleInfo>(kObstacles), obstacle_json)}});
+         {"obstacles", all_of(std::span<const ObstacleInfo>(kObstacles), obstacle_json)},
+         {"checks", all_of(std::span<const RestoreCheckInfo>(kRestoreChecks), check_json)}});
     return 0;
   }
   std::vector<std::vector<std::string>> lines = {{"CODE", "STATUS", "MEANING"}};
@@ -98,10 +116,9 @@ std::string meaning_for_run(int status) {
                      status - kSignal == SIGKILL ? ", or `stasis dump` did" : "");
 }
 
-// What a number can be: an answer of the driver, and an exit status of ours.
-json about_number(Context& context, int number) {
+// An answer of the driver, for each call that it means something else at.
+json about_answer(int number, std::string_view asked, std::string& text) {
   json found = json::array();
-  std::string text;
   const auto tell = [&](const DriverAnswer& answer) {
     const auto words = [](std::string_view form) {
       return fmt::format(fmt::runtime(form), fmt::arg("pid", "PID"), fmt::arg("action", "CALL"));
@@ -110,15 +127,22 @@ json about_number(Context& context, int number) {
     one["meaning"] = words(answer.meaning);
     one["remedy"] = words(answer.remedy);
     text += fmt::format("{}{} of the driver{}: {}\n  what      {}\n  remedy    {}",
-                        text.empty() ? "" : "\n", number,
+                        text.empty() ? "" : "\n", asked,
                         answer.action ? fmt::format(" at {}", action_name(*answer.action)) : "",
                         error_code_name(answer.code), words(answer.meaning), words(answer.remedy));
     found.push_back(std::move(one));
   };
   const auto answers = driver_answers();
   for (const DriverAnswer& answer : answers)
-    if (number > 0 && answer.number == number) tell(answer);
-  if (number > 0 && found.empty()) tell(answers.back());
+    if (answer.number == number) tell(answer);
+  if (found.empty()) tell(answers.back());
+  return found;
+}
+
+// What a number can be: an answer of the driver, and an exit status of ours.
+json about_number(int number, std::string& text) {
+  json found = json::array();
+  if (number > 0) found = about_answer(number, std::to_string(number), text);
   std::string codes;
   for (const ErrorInfo& info : error_catalogue()) {
     if (info.exit_status != number) continue;
@@ -133,7 +157,6 @@ json about_number(Context& context, int number) {
                         number, meaning);
     found.push_back({{"verb", "run"}, {"exit_status", number}, {"meaning", meaning}});
   }
-  if (!found.empty() && !context.json) context.terminal.out_block(text);
   return found;
 }
 
@@ -165,10 +188,31 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
       context.terminal.out_block(fmt::format("{}\n  what      {}", info.id, info.meaning));
     return print_json(json::array({obstacle_json(info)}));
   }
+  for (const RestoreCheckInfo& info : kRestoreChecks) {
+    if (info.id != CLI::detail::to_lower(what)) continue;
+    if (!context.json) {
+      context.terminal.out_block(fmt::format(
+          "{}\n  what      a check of `stasis inspect` and restore: {}", info.id, info.meaning));
+    }
+    return print_json(json::array({check_json(info)}));
+  }
+  json found;
+  std::string text;
+  std::string name = what;
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return std::toupper(c); });
   int number = 0;
   const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);
-  if (error == std::errc() && end == what.data() + what.size()) {
-    if (json found = about_number(context, number); !found.empty()) return print_json(found);
+  const bool is_number = error == std::errc() && end == what.data() + what.size();
+  if (is_number)
+    found = about_number(number, text);
+  else if (const auto named = number_of_answer(name))
+    found = about_answer(*named, name, text);
+  if (!found.empty()) {
+    if (!context.json) context.terminal.out_block(text);
+    return print_json(std::move(found));
+  }
+  if (is_number) {
     return fail(ErrorCode::kUsage,
                 fmt::format("{} is neither an answer of the driver nor an exit status", number),
                 "CUDA's documentation has the meaning of each CUresult");
@@ -181,12 +225,14 @@ Result<int> run_explain(Context& context, const std::vector<std::string>& words)
       known.emplace_back(info.name);
     for (const ObstacleInfo& info : kObstacles)
       known.emplace_back(info.id);
+    for (const RestoreCheckInfo& info : kRestoreChecks)
+      known.emplace_back(info.id);
     return fail(
         ErrorCode::kUsage,
         fmt::format("'{}' is unknown{}", what,
                     did_you_mean(closest(CLI::detail::to_lower(what), known))),
-        "give a code (`stasis explain` lists them), the id of an obstacle, the number of an "
-        "answer of the driver, or a line of CRIU's log");
+        "give a code (`stasis explain` lists them), the id of an obstacle or of a check, the "
+        "number or name of an answer of the driver, or a line of CRIU's log");
   }
   if (!context.json) {
     context.terminal.out_block(fmt::format("{}: {}\n  what      {}\n  remedy    {}",
@@ -202,9 +248,12 @@ Verb add_explain(CLI::App& app) {
   auto words = std::make_shared<std::vector<std::string>>();
   CLI::App* command = app.add_subcommand(
       "explain",
-      "say what an error means and what to do: its code, the id of an obstacle, the number of an "
-      "answer of the driver, or a line of CRIU's log; without any, list the codes");
-  command->add_option("WHAT", *words, "e.g. image-corrupt, 801, \"Connected TCP socket\"");
+      "say what an error means and what to do: its code, the id of an obstacle or of a check, "
+      "the number or name of an answer of the driver, or a line of CRIU's log; without any, list "
+      "the codes");
+  command->add_option(
+      "WHAT", *words,
+      "e.g. image-corrupt, 801, CUDA_ERROR_NOT_SUPPORTED, \"Connected TCP socket\"");
   return {command, [words](Context& context) { return run_explain(context, *words); }, false};
 }
 

@@ -306,9 +306,27 @@ struct InspectOptions {
   std::optional<std::string> criu_path;
 };
 
+struct RestoreCheckInfo {
+  std::string_view id;
+  std::string_view meaning;  // what holds if it is fulfilled
+};
+inline constexpr RestoreCheckInfo kRestoreChecks[] = {
+    {"driver", "the GPU driver fits"},
+    {"criu", "CRIU is there"},
+    {"gpus", "the GPUs fit and have room"},
+    {"host-memory", "the machine has the memory"},
+    {"process-numbers", "the process numbers are free"},
+    {"tcp-ports", "the TCP ports are free"},
+    {"addresses", "the addresses of its sockets are here"},
+    {"open-files", "the files it had open are as they were"},
+    {"files", "the files are all there and whole"},
+    {"checksums", "every byte is as it was written"},
+    {"permissions", "this user may restore"},
+};
+
 // One thing that a restore here needs.
 struct RestoreCheck {
-  std::string_view id;         // "files", "criu", "driver", "gpus", ...
+  std::string_view id;         // of kRestoreChecks
   std::optional<Error> error;  // none: it is fulfilled
 };
 

@@ -82,21 +82,15 @@ void set_more(data& page, const std::string& name, std::size_t all, std::size_t 
 
 // ---- Whether it can be restored
 
+std::string capitalized(std::string_view text) {
+  std::string out(text);
+  out.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(out.front())));
+  return out;
+}
+
 std::string check_label(std::string_view id) {
-  constexpr std::pair<std::string_view, std::string_view> kLabels[] = {
-      {"driver", "The GPU driver fits"},
-      {"criu", "CRIU is there"},
-      {"gpus", "The GPUs fit and have room"},
-      {"host-memory", "The machine has the memory"},
-      {"process-numbers", "The process numbers are free"},
-      {"tcp-ports", "The TCP ports are free"},
-      {"addresses", "The addresses of its sockets are here"},
-      {"open-files", "The files it had open are as they were"},
-      {"files", "The files are all there and whole"},
-      {"checksums", "Every byte is as it was written"},
-      {"permissions", "This user may restore"}};
-  for (const auto& [known, label] : kLabels)
-    if (id == known) return std::string(label);
+  for (const RestoreCheckInfo& info : kRestoreChecks)
+    if (id == info.id) return capitalized(info.meaning);
   return std::string(id);
 }
 

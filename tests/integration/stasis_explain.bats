@@ -88,6 +88,12 @@ happens() {
   [[ $out != *"{"* ]]
   capture stasis explain 600 --json
   assert_equal "$(json 'd["found"][0]["code"]')" timeout
+  # By CUDA's name of it, too.
+  capture stasis explain cuda_error_not_supported
+  [[ $out == "CUDA_ERROR_NOT_SUPPORTED of the driver at checkpoint: not-supported"*"managed memory"* ]]
+  capture stasis explain CUDA_ERROR_ECC_UNCORRECTABLE
+  [[ $out == "CUDA_ERROR_ECC_UNCORRECTABLE of the driver: driver-error"* ]]
+  refused 2 usage explain CUDA_SUCCESS
   # One that is not in the table, an exit status of ours, and what is neither.
   capture stasis explain 77
   [[ $out == "77 of the driver: driver-error"*dmesg* ]]
@@ -97,6 +103,18 @@ happens() {
     capture stasis explain -- "$number"
     assert_equal "$status" 2
   done
+}
+
+@test "each check of inspect is explained" {
+  local id
+  for id in $(stasis explain --json | python3 -IS -c 'import json, sys; print(*(c["id"] for c in json.load(sys.stdin)["checks"]))'); do
+    done_by explain "$id"
+    [[ $out == "$id"* ]]
+  done
+  done_by explain tcp-ports
+  assert_contains "$out" "a check of \`stasis inspect\` and restore: the TCP ports are free"
+  refused 2 usage explain proces-numbers
+  assert_contains "$err" "did you mean 'process-numbers'?"
 }
 
 @test "what stasis run ends with is explained" {
@@ -180,6 +198,7 @@ answered() {
   # No link of another's, and nothing that is no log.
   ln -s /etc/passwd "$folder/restore.log"
   echo "Error (x): y" >"$folder/notes.txt"
+  echo "Error (x): y" >"$folder/daemon.log"
   capture stasis logs "$folder" --json
   assert_equal "$(json 'len(d["logs"]), d["logs"][0]["diagnosis"]["code"]')" "1 criu-failed"
 }
