@@ -27,8 +27,17 @@ bool is_log(std::string_view name) {
                           name.find_first_not_of("0123456789", 1) == std::string_view::npos);
 }
 
+// A folder that is no image's may have logs of anything.
+bool is_log_of_criu(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kWords = {"dump", "restore", "criu"};
+  return is_log(name) && std::any_of(kWords.begin(), kWords.end(), [name](std::string_view word) {
+           return name.find(word) != std::string_view::npos;
+         });
+}
+
 // The logs in a folder; none if it is not there. kNotPermitted, kIo.
-Result<void> collect_logs(const std::string& folder, std::vector<ImageLog>& out) {
+Result<void> collect_logs(const std::string& folder, bool (*is_one)(std::string_view),
+                          std::vector<ImageLog>& out) {
   auto directory = open_file(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!directory) {
     if (directory.error().code == ErrorCode::kNotPermitted) return fail(directory.error());
@@ -37,7 +46,7 @@ Result<void> collect_logs(const std::string& folder, std::vector<ImageLog>& out)
   STASIS_TRY_ASSIGN(const auto names, list_directory(*directory, folder));
   for (const std::string& name : names) {
     struct stat info = {};
-    if (!is_log(name) || ::fstatat(directory->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
+    if (!is_one(name) || ::fstatat(directory->get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     if (S_ISREG(info.st_mode))
       out.push_back({folder, name, info.st_mtim, static_cast<std::uint64_t>(info.st_size)});
@@ -61,12 +70,12 @@ Result<void> collect_logs_of(const std::string& images_dir, std::vector<ImageLog
                    static_cast<std::uint64_t>(info.st_size)});
     return {};
   }
-  STASIS_TRY(collect_logs(image.string() + "/log", out));
+  STASIS_TRY(collect_logs(image.string() + "/log", is_log, out));
   // Of those who call CRIU themselves, as runc and crun do, they lie beside CRIU's files; and the
   // work path that they can be given has nothing else.
-  STASIS_TRY(collect_logs(image.string(), out));
+  STASIS_TRY(collect_logs(image.string(), is_log_of_criu, out));
   for (const Leftover& leftover : find_leftovers(image.string()))
-    STASIS_TRY(collect_logs(leftover.path + "/log", out));
+    STASIS_TRY(collect_logs(leftover.path + "/log", is_log, out));
   const std::string failed = image.filename().string() + ".failed-dump.log";
   if (::lstat((image.parent_path() / failed).c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
     out.push_back({image.parent_path().string(), failed, info.st_mtim,
