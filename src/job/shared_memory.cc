@@ -352,7 +352,8 @@ class Restorer {
     if (item.type == "link") {
       if (::symlinkat(item.target.c_str(), parent, name) != 0)
         return io_error("make the link", path);
-      (void)::fchownat(parent, name, item.uid, item.gid, AT_SYMLINK_NOFOLLOW);
+      [[maybe_unused]] const int given =
+          ::fchownat(parent, name, item.uid, item.gid, AT_SYMLINK_NOFOLLOW);
       return {};
     }
     if (item.type == "same") {

@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "base/file_systems.h"
 #include "base/path_walk.h"
 #include "base/printable.h"
 #include "criu/criu_files.h"
@@ -86,7 +87,7 @@ class Walk {
     struct statfs system {};
     return (info.st_uid == 0 || info.st_uid == ::geteuid() || info.st_uid == unknown_) &&
            ::fstatfs(link.get(), &system) == 0 &&
-           static_cast<std::uint32_t>(system.f_type) != FUSE_SUPER_MAGIC;
+           static_cast<std::uint32_t>(system.f_type) != kFuseMagic;
   }
 
   // In a namespace of one user root's links look like those of any other, and the program gets no

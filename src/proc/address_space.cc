@@ -93,7 +93,7 @@ Result<AddressSpace> AddressSpace::open_now(Pid pid) {
   }
   // Nothing lies there; the answer waits for the lock of the process's mappings as any other does.
   char byte = 0;
-  (void)::pread(memory->get(), &byte, sizeof byte, 0);
+  [[maybe_unused]] const ssize_t got = ::pread(memory->get(), &byte, sizeof byte, 0);
   auto birth = birth_of(pid, *memory);
   if (!birth) {
     const bool gone = birth.error().code == ErrorCode::kNoSuchProcess || has_ended(pid);

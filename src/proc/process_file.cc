@@ -85,7 +85,8 @@ Result<UniqueFd> open_after_look(Pid pid, const std::string& path) {
   auto opened = call_within(pid, [path] {
     auto file = open_file(AT_FDCWD, path, O_RDONLY);
     std::uint64_t entry = 0;  // pagemap gives no less
-    if (file) (void)::pread(file->get(), &entry, sizeof entry, 0);
+    if (!file) return file;
+    [[maybe_unused]] const ssize_t got = ::pread(file->get(), &entry, sizeof entry, 0);
     return file;
   });
   if (!opened) return fail(keeps_its_memory(pid));

@@ -23,6 +23,7 @@
 #include <fmt/format.h>
 
 #include "base/call_within.h"
+#include "base/file_systems.h"
 #include "base/units.h"
 #include "proc/mounts.h"
 #include "proc/silent_child.h"
@@ -173,7 +174,7 @@ Asked ask(Pid process, const std::string& link) {
 bool is_served_system(const Asked& asked) {
   if (!asked.answers) return true;
   return asked.known && (asked.system.f_type == OVERLAYFS_SUPER_MAGIC ||
-                         (asked.system.f_type == FUSE_SUPER_MAGIC && asked.system.f_bsize == 0));
+                         (asked.system.f_type == kFuseMagic && asked.system.f_bsize == 0));
 }
 
 }  // namespace

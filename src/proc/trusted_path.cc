@@ -17,6 +17,7 @@
 
 #include <fmt/format.h>
 
+#include "base/file_systems.h"
 #include "base/path_walk.h"
 #include "proc/procfs.h"
 
@@ -103,7 +104,7 @@ class Walk {
     if (next != "/" && (::lstat(folder.empty() ? "/" : folder.c_str(), &above) != 0 ||
                         ::statfs(next.c_str(), &system) != 0 ||
                         (info.st_dev != above.st_dev && others_write(above, folder) &&
-                         static_cast<std::uint32_t>(system.f_type) == FUSE_SUPER_MAGIC)))
+                         static_cast<std::uint32_t>(system.f_type) == kFuseMagic)))
       if (auto why = doubt(fmt::format("{} may be a mount of another user", next)); !why.empty())
         return why;
     const bool is_folder = S_ISDIR(info.st_mode);

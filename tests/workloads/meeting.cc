@@ -164,7 +164,8 @@ class Talk {
       std::array<char, 32> text{};
       const int size = std::snprintf(text.data(), text.size(), "%020llu\n",
                                      static_cast<unsigned long long>(next));
-      (void)::pwrite(record.get(), text.data(), static_cast<std::size_t>(size), 0);
+      [[maybe_unused]] const ssize_t written =
+          ::pwrite(record.get(), text.data(), static_cast<std::size_t>(size), 0);
       auto* bytes = reinterpret_cast<char*>(numbers.data());
       std::size_t done = 0;
       while (done < sizeof numbers) {
