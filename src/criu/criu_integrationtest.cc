@@ -111,7 +111,7 @@ TEST_F(CriuTest, AnInterruptStopsALongDumpInTheMiddle) {
   Target target("large", target_dir());
   const std::string before = description(target.pid());
   std::thread user([&] {
-    std::this_thread::sleep_for(milliseconds(120));
+    std::this_thread::sleep_for(milliseconds(80));
     interrupt_.request(SIGINT);
   });
   auto dumped = dump(target);
@@ -306,7 +306,7 @@ TEST_F(CriuTest, AFullDiskIsSaidToBeFull) {
       fs::create_directory(small + "/" + name);
     images_ = open_dir("small/images");
     log_ = open_dir("small/log");
-    Target target("large", target_dir());
+    Target target("16 MiB", target_dir());
     auto dumped = dump(target);
     EXPECT_FALSE(dumped);
     if (!dumped) {

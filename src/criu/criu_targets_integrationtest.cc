@@ -44,6 +44,12 @@ void connect_to_myself() {
   must(::accept(listener, nullptr, nullptr));
 }
 
+void fill_memory(std::size_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) ::_exit(91);
+  std::memset(memory, 7, bytes);
+}
+
 void prepare(const std::string& kind, const std::string& directory) {
   const std::string file = directory + "/data";
   if (kind == "tcp") connect_to_myself();
@@ -67,13 +73,8 @@ void prepare(const std::string& kind, const std::string& directory) {
     io_uring_params params = {};
     if (::syscall(SYS_io_uring_setup, 8, &params) < 0) ::_exit(77);
   }
-  if (kind == "large" || kind == "large threads") {
-    constexpr std::size_t kSize = 512U << 20;
-    void* memory =
-        ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) ::_exit(91);
-    std::memset(memory, 7, kSize);
-  }
+  if (kind == "16 MiB") fill_memory(16U << 20);
+  if (kind == "large" || kind == "large threads") fill_memory(256U << 20);
   if (kind == "large threads") {
     for (int i = 0; i < 8; ++i) {
       std::thread([] {
