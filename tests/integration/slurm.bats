@@ -93,6 +93,7 @@ teardown() {
   wait_until 120 no_jobs || true
   end_stasis
 }
+none_is_left() { [[ -z $(ls "$1") ]]; }
 no_jobs() { [[ -z $(squeue -h -p low,high) ]]; }
 
 # submit_training ARGUMENT... : of sbatch; the job counts until finish() or a file tells it to stop.
@@ -165,6 +166,57 @@ END
   assert_equal "$(ls "$images/$JOB")" ""
 }
 
+# Slurm before 24.05 does not: a stand-in tells what a newer one does.
+@test "a job that Slurm puts back once more when it is done does not begin anew" {
+  local rank at=$BATS_TEST_TMPDIR/job version preempted
+  mkdir "$BATS_TEST_TMPDIR/bin"
+  cat >"$BATS_TEST_TMPDIR/bin/scontrol" <<'END'
+#!/bin/sh
+case $1 in
+  --version) echo "$VERSION" ;;
+  --oneliner) echo "JobId=7 JobName=a Requeue=1 PreemptEligibleTime=2026-11-30T12:08:00 PreemptTime=$PREEMPTED" ;;
+  *) echo "$*" ;;
+esac
+END
+  printf '#!/bin/sh\nexec true\n' >"$BATS_TEST_TMPDIR/bin/stasis"
+  chmod 755 "$BATS_TEST_TMPDIR"/bin/*
+  export PATH=$BATS_TEST_TMPDIR/bin:$PATH SLURM_JOB_ID=7 SLURM_NTASKS=2 STASIS_IMAGES=$at/%j/%t VERSION PREEMPTED
+  # done_with VERSION PREEMPTED [STARTS]: saved, put back, which Slurm has counted as so many starts, and done by then.
+  done_with() {
+    VERSION=$1 PREEMPTED=$2
+    export SLURM_RESTART_COUNT=3
+    for rank in 0 1; do
+      mkdir -p "$at/7/$rank/000001"
+      touch "$at/7/$rank/lock"
+    done
+    assert_equal "$("$SLURM_SOURCE/stasis-task" --requeue)" "requeue Incomplete 7"
+    ((SLURM_RESTART_COUNT += ${3:-1}))
+    for rank in 0 1; do
+      SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=2 "$SLURM_SOURCE/stasis-task" -- true
+      echo '{}' >"$at/7/$rank/done-7.0"
+    done
+    "$SLURM_SOURCE/stasis-task" --forget
+  }
+  for version in "slurm-wlm 22.05.8" "slurm 23.11.4" "slurm 24.05.0" "slurm-wlm 24.11.5" "slurm 25.11.1"; do
+    done_with "$version" None
+    assert_equal "$(ls "$at/7")" ""
+  done
+  done_with "slurm 23.11.4" 2026-11-30T12:09:00
+  assert_equal "$(ls "$at/7")" ""
+  for version in "slurm 24.05.0" "slurm-wlm 24.11.5" "slurm 25.11.1"; do
+    done_with "$version" 2026-11-30T12:09:00
+    for rank in 0 1; do assert_equal "$(echo $(ls "$at/7/$rank"))" "done-7.0 lock"; done
+    # It has come again, and ended at once.
+    ((++SLURM_RESTART_COUNT))
+    for rank in 0 1; do SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=2 "$SLURM_SOURCE/stasis-task" -- true; done
+    "$SLURM_SOURCE/stasis-task" --forget
+    assert_equal "$(ls "$at/7")" ""
+    # Slurm has heard of the end of the script late, and put the job back for that.
+    done_with "$version" 2026-11-30T12:09:00 2
+    assert_equal "$(ls "$at/7")" ""
+  done
+}
+
 @test "cancelled: it is saved, and stays ended" {
   submit_training
   wait_until 120 has_counted 5
@@ -192,8 +244,10 @@ END
   wait_until 120 grep -qs "goes on from $images/$low/000001" "$log"
   (($(gpu_memory_of n2) > 0))
   JOB=$low finish
-  # It is done, and its images are not needed any more.
-  assert_equal "$(ls "$images")" ""
+  # It is done, also for a Slurm that puts it back once more, and its images are not needed any more.
+  wait_until 120 none_is_left "$images"
+  wait_until 120 job_is COMPLETED "$low"
+  assert_equal "$(grep -c "^over at " "$log")" 1
 }
 
 # Each of the four GPUs is in use. (Slurm gives tasks the numbers of theirs only where it has devices.)
@@ -267,9 +321,10 @@ END
   for rank in 0 1; do wait_until 120 grep -qs "^$rank: .*goes on from $images/$low/$rank/000001" "$log"; done
   # The programs are told, and not those that would save them.
   pkill -TERM -f "stasis-workload rank .*$BATS_TEST_TMPDIR/status/"
+  # Slurm that puts it back once more says before that that it is completed.
+  wait_until 120 none_is_left "$images/$low" # neither images nor where they met
   wait_until 120 job_is COMPLETED "$low"
-  for rank in 0 1; do grep -q "^$rank: verified" "$log"; done
-  assert_equal "$(ls "$images/$low")" "" # neither images nor where they met
+  for rank in 0 1; do assert_equal "$(grep -c "^$rank: verified" "$log")" 1; done
 }
 
 @test "a rank that is done stays so when another is put back into the queue" {
