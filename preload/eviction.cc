@@ -408,11 +408,11 @@ void forget_tables() {
   all.to_be_forgotten = false;
   // Or the others would take it for open as long as the child lives.
   for (const auto& [address, allocation] : all.allocations)
-    end_connection(allocation.connection, allocation.key);
+    if (const auto* opening = allocation.opening()) end_connection(*opening);
   for (const auto& [address, allocation] : all.to_free)
-    end_connection(allocation.connection, allocation.key);
+    if (const auto* opening = allocation.opening()) end_connection(*opening);
   for (const auto& [address, opened] : all.opened_by_driver)
-    end_connection(opened.connection, opened.key);
+    end_connection(opened.opening);
   for (const auto& [service, connection] : all.owners)
     end_connection(connection, {service, 0});
   all.owners.clear();

@@ -9,9 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "driver_calls.h"
@@ -95,23 +97,38 @@ struct Mapping {
   std::vector<Access> access;  // in the order in which it was given
 };
 
-// Memory from cuMemAlloc, or from cuIpcOpenMemHandle: then it is another process's.
+// Memory of another process, as this one has it open by cuIpcOpenMemHandle.
+struct Opening {
+  unsigned opens = 0;
+  int connection = -1;  // to the owner's agent, which so sees how long it is open
+  ShareKey key{};
+};
+
+// A small piece, which lies in a unit with others (SmallUnit).
+struct InUnit {
+  cuda::CUdeviceptr unit = 0;
+  bool is_outside = false;  // as its unit is, because of it
+};
+
+// Has physical memory to itself.
+struct Whole {};
+
+// Memory from cuMemAlloc, whole or in a unit, or from cuIpcOpenMemHandle: then it is another
+// process's, and not this one's to free or to share.
 struct Allocation {
   std::size_t asked = 0;
   std::size_t reserved = 0;
   cuda::CUcontext context = nullptr;
   Physical* physical = nullptr;
-  unsigned opens = 0;   // of cuIpcOpenMemHandle; 0: of cuMemAlloc
-  int connection = -1;  // to the owner, which so sees how long it is open
-  ShareKey key{};
+  std::variant<Whole, InUnit, Opening> kind{};
   bool sync_memops = false;  // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-  // In which it lies with others (SmallUnit); 0: it has memory of its own.
-  cuda::CUdeviceptr unit = 0;
-  bool outside = false;  // of a small piece: as its unit is, because of it
   std::uint64_t number = next_number();
 
-  // It is another process's, and not this one's to free or to share.
-  bool is_opened() const { return opens > 0; }
+  // The part of its kind, or null.
+  const InUnit* in_unit() const { return std::get_if<InUnit>(&kind); }
+  const Opening* opening() const { return std::get_if<Opening>(&kind); }
+  InUnit* in_unit() { return std::get_if<InUnit>(&kind); }
+  Opening* opening() { return std::get_if<Opening>(&kind); }
 };
 
 // A small piece that another process shares with this one. Its unit is open as often as all pieces
@@ -162,14 +179,14 @@ struct Multicast {
   std::map<cuda::CUdeviceptr, std::size_t> mapped;
 };
 
-// What the driver has opened for the program.
+// What the driver has opened for the program: once, where the owner has an agent; else as often as
+// the program has, without a connection.
 struct OpenedByDriver {
   cuda::CUcontext context = nullptr;
-  unsigned opens = 0;
-  // As in an Allocation; none if the owner has no agent. The driver counts the openings, too.
-  int connection = -1;
-  ShareKey key{};
+  Opening opening;
   std::uint64_t number = next_number();
+
+  bool has_owners_agent() const { return opening.connection >= 0; }
 };
 
 // Says that the memory of `owner` is to be accessible to `device`.
@@ -338,8 +355,6 @@ cuda::CUcontext owner_in(cuda::CUcontext current);
 Mapping* mapping_at(cuda::CUdeviceptr address);
 // The allocation in which it lies, also behind what was asked for; or the end.
 std::map<cuda::CUdeviceptr, Allocation>::iterator allocation_in(cuda::CUdeviceptr address);
-// Takes out what begins there now and is this process's own; false if nothing is.
-bool take_own(cuda::CUdeviceptr address, Allocation& taken);
 // The number of the life that the context has now; 0: not known.
 std::uint64_t life_of(cuda::CUcontext context);
 // No piece comes into the unit any more.
@@ -370,6 +385,10 @@ bool is_allocated(cuda::CUdeviceptr address, std::size_t size);
 
 // --- Without
 
+// What begins there; nothing if it is not the agent's.
+std::optional<Allocation> find_allocation(cuda::CUdeviceptr address);
+// The same, taken out of the tables; nothing if it is not, now, this process's own.
+std::optional<Allocation> take_own(cuda::CUdeviceptr address);
 // Of a stream; the current one where the driver does not say.
 cuda::CUcontext context_of(cuda::CUstream stream);
 // What was attached to the stream, which is gone, is not attached to it again.

@@ -148,35 +148,35 @@ void let_unit_go(CUdeviceptr unit, std::size_t size) {
 }
 
 // A unit goes with the last piece in it, as the driver's do.
-void leave_unit(CUdeviceptr address, const Allocation& allocation) {
+void leave_unit(CUdeviceptr address, const Allocation& allocation, const InUnit& place) {
   std::size_t size = 0;
   {
     const TablesLock lock;
-    const auto unit = tables().small_units.find(allocation.unit);
+    const auto unit = tables().small_units.find(place.unit);
     // It may have gone with its context, and another be there.
     if (unit == tables().small_units.end() || unit->second.number > allocation.number) return;
     const auto memory = tables().small_memory.find({unit->second.context, unit->second.life});
     const bool is_last = memory->second.give(address, allocation.asked);
-    if (!is_last && allocation.outside) look_outside_again(*unit);
+    if (!is_last && place.is_outside) look_outside_again(*unit);
     if (!is_last) return;
     size = unit->second.size;
     forget_places_in(*unit);
     tables().small_units.erase(unit);
   }
-  let_unit_go(allocation.unit, size);
+  let_unit_go(place.unit, size);
 }
 
 }  // namespace
 
 void let_go(CUdeviceptr address, const Allocation& allocation) {
-  if (allocation.unit != 0) {
-    leave_unit(address, allocation);
+  if (const auto* place = allocation.in_unit()) {
+    leave_unit(address, allocation, *place);
     return;
   }
   driver().cuMemUnmap(address, allocation.reserved);
   drop_and_release(address, allocation.reserved);
   driver().cuMemAddressFree(address, allocation.reserved);
-  end_connection(allocation.connection, allocation.key);
+  if (const auto* opening = allocation.opening()) end_connection(*opening);
 }
 
 bool can_be_served(CUdevice device) { return traits_of(device).usable; }
@@ -294,9 +294,9 @@ CUdeviceptr allocate_large(CUcontext context, CUdevice device, std::size_t asked
 
 // With the tables locked. In the unit that begins at `unit`.
 void enter_small(CUdeviceptr address, CUdeviceptr unit, CUcontext context, std::size_t asked) {
-  Allocation piece{asked, SmallMemory::room_for(asked), context, mapping_at(unit)->physical};
-  piece.unit = unit;
-  tables().allocations.insert_or_assign(address, piece);
+  tables().allocations.insert_or_assign(
+      address, Allocation{asked, SmallMemory::room_for(asked), context, mapping_at(unit)->physical,
+                          InUnit{unit}});
 }
 
 // In a unit that is there. `context` owns it.
@@ -374,12 +374,7 @@ CUdeviceptr allocate(CUcontext context, CUdevice device, std::size_t asked) {
                                           : allocate_large(context, device, asked);
   if (!address || life() == before) return address;
   // Another thread has ended the context meanwhile, and nothing would take this along any more.
-  Allocation ended;
-  {
-    const TablesLock lock;
-    if (!take_own(address, ended)) return 0;
-  }
-  let_go(address, ended);
+  if (const auto ended = take_own(address)) let_go(address, *ended);
   return 0;
 }
 
@@ -524,29 +519,17 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, std::size_t* pitch, std::size_
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const Gate::Pass pass;
   if (in_pool(pointer)) return free_pooled(pointer);
-  Allocation allocation;
-  {
-    const TablesLock lock;
-    const auto at = tables().allocations.find(pointer);
-    if (at == tables().allocations.end()) {
-      // Not the agent's.
-    } else {
-      allocation = at->second;
-    }
-  }
-  if (!allocation.physical)
-    return free_of_driver(pointer, [&] { return driver().cuMemFree_v2(pointer); });
+  const auto found = find_allocation(pointer);
+  if (!found) return free_of_driver(pointer, [&] { return driver().cuMemFree_v2(pointer); });
   // Another process's, which cuIpcCloseMemHandle gives up.
-  if (allocation.is_opened()) return CUDA_ERROR_INVALID_VALUE;
-  if (const auto result = wait_for_work(allocation.context); result != CUDA_SUCCESS) return result;
-  {
-    const TablesLock lock;
-    // Another thread has freed it meanwhile: the program's mistake.
-    if (!take_own(pointer, allocation)) return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (found->opening()) return CUDA_ERROR_INVALID_VALUE;
+  if (const auto result = wait_for_work(found->context); result != CUDA_SUCCESS) return result;
+  const auto freed = take_own(pointer);
+  // Another thread has freed it meanwhile: the program's mistake.
+  if (!freed) return CUDA_ERROR_INVALID_VALUE;
   give_back_deferred();
-  let_go(pointer, allocation);
-  if (allocation.unit != 0) drop_anchor_of_none(allocation.context);
+  let_go(pointer, *freed);
+  if (freed->in_unit()) drop_anchor_of_none(freed->context);
   return CUDA_SUCCESS;
 }
 

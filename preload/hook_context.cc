@@ -76,7 +76,7 @@ void count_captures() { tables().captures.store(static_cast<int>(tables().captur
 // What goes with a context: given back when the tables are no longer locked.
 struct Gone {
   std::vector<std::pair<CUdeviceptr, std::size_t>> ranges;
-  std::vector<std::pair<int, ShareKey>> connections;
+  std::vector<Opening> openings;
 };
 
 // Takes out what was entered before `number`. With the tables locked.
@@ -86,12 +86,12 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     return entry.context == context && entry.number < number;
   };
   const auto note = [&](CUdeviceptr address, const Allocation& allocation) {
-    if (allocation.unit == 0) gone.ranges.emplace_back(address, allocation.reserved);
-    if (allocation.is_opened()) {
+    if (!allocation.in_unit()) gone.ranges.emplace_back(address, allocation.reserved);
+    if (const auto* opening = allocation.opening()) {
       auto& pieces = tables().opened_pieces;
       pieces.erase(pieces.lower_bound(address), pieces.lower_bound(address + allocation.reserved));
+      gone.openings.push_back(*opening);
     }
-    gone.connections.emplace_back(allocation.connection, allocation.key);
   };
   std::erase_if(tables().peers, [&](const Peer& peer) {
     return (peer.owner == context || peer.accessor == context) && peer.number < number;
@@ -99,7 +99,7 @@ Gone take_out(CUcontext context, std::uint64_t number) {
   std::erase_if(tables().driver_shares, [&](const auto& entry) { return goes(entry.second); });
   std::erase_if(tables().opened_by_driver, [&](const auto& entry) {
     if (!goes(entry.second)) return false;
-    gone.connections.emplace_back(entry.second.connection, entry.second.key);
+    gone.openings.push_back(entry.second.opening);
     return true;
   });
   std::erase_if(tables().small_units, [&](const auto& entry) {
@@ -110,8 +110,8 @@ Gone take_out(CUcontext context, std::uint64_t number) {
   });
   std::erase_if(tables().allocations, [&](const auto& entry) {
     // A small one goes with its unit, also one that has come there since.
-    const auto unit = entry.second.unit;
-    if (unit != 0 ? tables().small_units.contains(unit) : !goes(entry.second)) return false;
+    const auto* place = entry.second.in_unit();
+    if (place ? tables().small_units.contains(place->unit) : !goes(entry.second)) return false;
     note(entry.first, entry.second);
     return true;
   });
@@ -139,8 +139,8 @@ void give_up(const Gone& gone) {
     drop_and_release(address, size);
     driver().cuMemAddressFree(address, size);
   }
-  for (const auto& [connection, key] : gone.connections)
-    end_connection(connection, key);
+  for (const auto& opening : gone.openings)
+    end_connection(opening);
   Agent::note_managed();
 }
 
@@ -442,7 +442,7 @@ void set_peer_access(CUcontext owner, CUdevice device, CUmemAccess_flags flags) 
   {
     const TablesLock lock;
     for (const auto& [address, allocation] : tables().allocations)
-      if (allocation.context == owner && allocation.unit == 0)
+      if (allocation.context == owner && !allocation.in_unit())
         ranges.emplace_back(address, allocation.reserved);
     for (const auto& [address, unit] : tables().small_units)
       if (unit.context == owner) ranges.emplace_back(address, unit.size);

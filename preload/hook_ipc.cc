@@ -57,7 +57,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
     const auto at = allocation_in(pointer);
     if (at != tables().allocations.end() && pointer - at->first < at->second.asked) {
       // What another process shares with this one is not its own to share.
-      if (at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
+      if (at->second.opening()) return CUDA_ERROR_INVALID_VALUE;
       base = at->first;
     }
   }
@@ -79,7 +79,7 @@ std::map<CUdeviceptr, Allocation>::iterator open_already(const ShareKey& key) {
   for (const auto& [address, mapping] : tables().mappings) {
     if (mapping.physical->reach.key() != key) continue;
     const auto at = tables().allocations.find(address);
-    if (at != tables().allocations.end() && at->second.is_opened()) return at;
+    if (at != tables().allocations.end() && at->second.opening()) return at;
   }
   return tables().allocations.end();
 }
@@ -89,12 +89,12 @@ CUdeviceptr open_again(const ShareKey& key) {
   const TablesLock lock;
   const auto at = open_already(key);
   if (at != tables().allocations.end()) {
-    ++at->second.opens;
+    ++at->second.opening()->opens;
     return at->first;
   }
   for (auto& [address, opened] : tables().opened_by_driver) {
-    if (opened.connection < 0 || opened.key != key) continue;
-    ++opened.opens;
+    if (!opened.has_owners_agent() || opened.opening.key != key) continue;
+    ++opened.opening.opens;
     return address;
   }
   return 0;
@@ -118,22 +118,21 @@ CUresult map_shared(CUmemGenericAllocationHandle real, CUdevice device, std::siz
 }
 
 void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevice device,
-                  const Allocation& opened) {
+                  Allocation opened) {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   auto* physical = enter_physical(MemoryOrigin::kImported, real, opened.reserved, prop, 0);
   physical->mappings = 1;
-  physical->reach.enter_key(opened.key);
+  physical->reach.enter_key(opened.opening()->key);
   const Access access{
       address, opened.reserved, {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
   tables().mappings.insert_or_assign(address,
                                      Mapping{address, opened.reserved, 0, physical, {access}});
-  auto entered = opened;
-  entered.physical = physical;
-  entered.context = owner_in(opened.context);
-  tables().allocations.insert_or_assign(address, entered);
-  tables().contexts.emplace(entered.context, device);
+  opened.physical = physical;
+  opened.context = owner_in(opened.context);
+  tables().allocations.insert_or_assign(address, opened);
+  tables().contexts.emplace(opened.context, device);
 }
 
 // Those that the program has let into what is allocated in that context. A device that cannot reach
@@ -163,8 +162,8 @@ CUresult open_by_driver(Call* call, CUdeviceptr* pointer, CUcontext context, con
   if (result == CUDA_SUCCESS) {
     const TablesLock lock;
     auto& opened = tables().opened_by_driver[*pointer];
-    another = opened.opens++ > 0;
-    if (!another) opened = {owner_in(context), 1, fetched.connection, key};
+    another = opened.opening.opens++ > 0;
+    if (!another) opened = {owner_in(context), {1, fetched.connection, key}};
   }
   if (result != CUDA_SUCCESS || another) end_connection(fetched.connection, key);
   // Another thread was quicker. For the driver it is open once.
@@ -193,12 +192,13 @@ CUresult open_by_descriptor(CUdeviceptr* pointer, CUcontext context, CUdevice de
     const TablesLock lock;
     const auto at = open_already(key);
     if (at == tables().allocations.end()) {
-      enter_opened(address, real, device,
-                   {fetched.asked, fetched.reserved, context, nullptr, 1, fetched.connection, key});
+      enter_opened(
+          address, real, device,
+          {fetched.asked, fetched.reserved, context, nullptr, Opening{1, fetched.connection, key}});
       *pointer = address;
     } else {
       // Another thread was quicker.
-      ++at->second.opens;
+      ++at->second.opening()->opens;
       *pointer = at->first;
     }
   }
@@ -237,13 +237,13 @@ CUresult open_shared(Call* call, CUdeviceptr* pointer, const ShareKey& key) {
 
 CUresult close_by_driver(CUdeviceptr pointer) {
   auto& known = tables().opened_by_driver;
-  OpenedByDriver ours;
+  std::optional<OpenedByDriver> ours;
   {
     const TablesLock lock;
     const auto at = known.find(pointer);
-    if (at != known.end() && at->second.connection >= 0) {
-      if (at->second.opens > 1) {
-        --at->second.opens;
+    if (at != known.end() && at->second.has_owners_agent()) {
+      if (at->second.opening.opens > 1) {
+        --at->second.opening.opens;
         return CUDA_SUCCESS;
       }
       // So that no thread opens it again meanwhile.
@@ -253,34 +253,35 @@ CUresult close_by_driver(CUdeviceptr pointer) {
   }
   const auto result = driver().cuIpcCloseMemHandle(pointer);
   const TablesLock lock;
-  if (ours.opens > 0) {
-    if (result == CUDA_SUCCESS || !known.emplace(pointer, ours).second)
-      end_connection(ours.connection, ours.key);
+  if (ours) {
+    if (result == CUDA_SUCCESS || !known.emplace(pointer, *ours).second)
+      end_connection(ours->opening);
   } else if (result == CUDA_SUCCESS) {
     const auto at = known.find(pointer);
-    if (at != known.end() && --at->second.opens == 0) known.erase(at);
+    if (at != known.end() && --at->second.opening.opens == 0) known.erase(at);
   }
   return result;
 }
 
 // One opening less of what begins at `pointer`.
 CUresult close_opening(CUdeviceptr pointer) {
-  Allocation opened;
+  std::optional<Allocation> opened;
   {
     const TablesLock lock;
     const auto at = tables().allocations.find(pointer);
     if (at != tables().allocations.end()) {
-      if (!at->second.is_opened()) return CUDA_ERROR_INVALID_VALUE;
-      if (at->second.opens > 1) {
-        --at->second.opens;
+      auto* opening = at->second.opening();
+      if (!opening) return CUDA_ERROR_INVALID_VALUE;
+      if (opening->opens > 1) {
+        --opening->opens;
         return CUDA_SUCCESS;
       }
       opened = at->second;
       tables().allocations.erase(at);
-      if (defer_in_capture(pointer, opened)) return CUDA_SUCCESS;
+      if (defer_in_capture(pointer, *opened)) return CUDA_SUCCESS;
     }
   }
-  return opened.is_opened() ? give_back(pointer, opened) : close_by_driver(pointer);
+  return opened ? give_back(pointer, *opened) : close_by_driver(pointer);
 }
 
 // In the unit that was opened for it, at `pointer`, which then is the piece's.
@@ -288,7 +289,7 @@ CUresult enter_piece(CUdeviceptr& pointer, const SmallPiece& piece) {
   {
     const TablesLock lock;
     const auto at = tables().allocations.find(pointer);
-    if (at != tables().allocations.end() && at->second.is_opened() &&
+    if (at != tables().allocations.end() && at->second.opening() &&
         piece.offset < at->second.reserved && piece.asked <= at->second.reserved - piece.offset) {
       pointer += piece.offset;
       auto& opened = tables().opened_pieces[pointer];
@@ -326,7 +327,7 @@ CUresult open(Call* call, CUdeviceptr* pointer, const CUipcMemHandle& handle, un
     const TablesLock lock;
     auto& opened = tables().opened_by_driver[*pointer];
     opened.context = owner_in(context);
-    ++opened.opens;
+    ++opened.opening.opens;
   }
   return result;
 }

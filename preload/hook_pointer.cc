@@ -69,7 +69,7 @@ Allocation* allocation_at(CUdeviceptr pointer) {
 std::uint64_t number_of_piece(CUdeviceptr pointer) {
   const auto at = allocation_in(pointer);
   if (at == tables().allocations.end()) return 0;
-  if (!has_opened_piece(*at)) return at->second.unit ? at->second.number : 0;
+  if (!has_opened_piece(*at)) return at->second.in_unit() ? at->second.number : 0;
   const auto next = tables().opened_pieces.upper_bound(pointer);
   return next == tables().opened_pieces.begin() ? 0 : std::prev(next)->second.number;
 }
@@ -115,7 +115,7 @@ void correct_attribute(CUpointer_attribute attribute, void* data, CUdeviceptr po
     if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
       *static_cast<bool*>(data) = at->second.sync_memops;
     // One byte of what may be an int, which the driver has set to 0.
-    if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && !at->second.is_opened())
+    if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && !at->second.opening())
       *static_cast<bool*>(data) = true;
   }
 }

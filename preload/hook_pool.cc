@@ -69,18 +69,12 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
   const Gate::Pass pass;
   const auto block = pool_block_at(pointer);
   if (!block && in_pool(pointer)) return CUDA_ERROR_INVALID_VALUE;
-  Allocation allocation;
-  if (!block) {
-    const TablesLock lock;
-    const auto at = tables().allocations.find(pointer);
-    if (at != tables().allocations.end()) allocation = at->second;
-  }
-  if (!block && !allocation.physical)
-    return free_of_driver(pointer, [&] { return call(pointer, stream); });
+  const auto found = block ? std::nullopt : find_allocation(pointer);
+  if (!block && !found) return free_of_driver(pointer, [&] { return call(pointer, stream); });
   // As the driver says of what is not a node of the graph.
   if (is_captured(stream, per_thread)) return CUDA_ERROR_INVALID_VALUE;
   // Not of its beginning; or another process's, which cuIpcCloseMemHandle gives up.
-  if ((block && block->address != pointer) || allocation.is_opened())
+  if (block ? block->address != pointer : found->opening() != nullptr)
     return CUDA_ERROR_INVALID_VALUE;
   const auto name = name_of(stream, per_thread);
   // A driver of before CUDA 12 has no numbers for streams: all work is waited for.
@@ -96,15 +90,13 @@ CUresult free_in_stream(Call* call, CUdeviceptr pointer, CUstream stream, bool p
     return block ? free_to_pool(*block) : hooks::cuMemFree_v2(pointer);
   }
   if (block) return free_when_passed(*block, *name);
-  {
-    const TablesLock lock;
-    // Another thread has freed it meanwhile: the program's mistake.
-    if (!take_own(pointer, allocation)) return CUDA_ERROR_INVALID_VALUE;
-  }
-  const auto result = free_when_passed(pointer, allocation, *name);
+  const auto freed = take_own(pointer);
+  // Another thread has freed it meanwhile: the program's mistake.
+  if (!freed) return CUDA_ERROR_INVALID_VALUE;
+  const auto result = free_when_passed(pointer, *freed, *name);
   if (result == CUDA_SUCCESS) return result;
   const TablesLock lock;
-  tables().allocations.emplace(pointer, allocation);
+  tables().allocations.emplace(pointer, *freed);
   return result;
 }
 

@@ -407,9 +407,10 @@ std::optional<CUipcMemHandle> handle_of_share(CUdeviceptr address) {
   if (at == tables().allocations.end() || !have_service()) return std::nullopt;
   auto& physical = *at->second.physical;
   const auto& piece = at->second;
-  if (piece.unit == 0) return handle_of_number(number_of(physical));
+  const auto* place = piece.in_unit();
+  if (!place) return handle_of_number(number_of(physical));
   return handle_of_number(number_of(physical),
-                          SmallPiece{static_cast<std::uint32_t>(address - piece.unit),
+                          SmallPiece{static_cast<std::uint32_t>(address - place->unit),
                                      static_cast<std::uint32_t>(piece.asked)});
 }
 

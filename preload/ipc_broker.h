@@ -83,6 +83,7 @@ bool is_of_use(const Fetched& fetched, const ShareKey& key, std::uint32_t change
 
 // The owner need not keep it for this process any more.
 void end_connection(int connection, const ShareKey& key);
+inline void end_connection(const Opening& ended) { end_connection(ended.connection, ended.key); }
 
 // The next three with the tables locked.
 // What came over the connection was imported by its descriptor, and is in the tables. A process may

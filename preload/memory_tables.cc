@@ -75,12 +75,19 @@ std::map<CUdeviceptr, Allocation>::iterator allocation_in(CUdeviceptr address) {
   return entry_at(tables().allocations, address, &Allocation::reserved);
 }
 
-bool take_own(CUdeviceptr address, Allocation& taken) {
+std::optional<Allocation> find_allocation(CUdeviceptr address) {
+  const TablesLock lock;
   const auto at = tables().allocations.find(address);
-  if (at == tables().allocations.end() || at->second.is_opened()) return false;
-  taken = at->second;
+  return at == tables().allocations.end() ? std::nullopt : std::optional(at->second);
+}
+
+std::optional<Allocation> take_own(CUdeviceptr address) {
+  const TablesLock lock;
+  const auto at = tables().allocations.find(address);
+  if (at == tables().allocations.end() || at->second.opening()) return std::nullopt;
+  const auto taken = at->second;
   tables().allocations.erase(at);
-  return true;
+  return taken;
 }
 
 std::uint64_t life_of(CUcontext context) {
@@ -284,16 +291,18 @@ bool mark_outside(CUdeviceptr address, std::size_t size) {
   auto piece = allocation_in(address);
   if (piece == all.end()) piece = all.lower_bound(address);
   for (; piece != all.end() && piece->first < address + size; ++piece)
-    piece->second.outside = true;
+    if (auto* small = piece->second.in_unit()) small->is_outside = true;
   return any;
 }
 
 void look_outside_again(const std::pair<const CUdeviceptr, SmallUnit>& unit) {
   const auto& all = tables().allocations;
-  mapping_at(unit.first)
-      ->physical->reach.set_outside(
-          std::any_of(all.lower_bound(unit.first), all.lower_bound(unit.first + unit.second.size),
-                      [](const auto& piece) { return piece.second.outside; }));
+  const auto first = all.lower_bound(unit.first);
+  const auto last = all.lower_bound(unit.first + unit.second.size);
+  mapping_at(unit.first)->physical->reach.set_outside(std::any_of(first, last, [](const auto& one) {
+    const auto* piece = one.second.in_unit();
+    return piece && piece->is_outside;
+  }));
 }
 
 void mark_staying(CUdeviceptr address, std::size_t size) {

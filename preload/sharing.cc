@@ -36,7 +36,8 @@ class Connections {
  public:
   Connections() {
     for (const auto& [address, allocation] : tables().allocations)
-      if (allocation.is_opened()) by_ipc_.emplace(allocation.physical, allocation.connection);
+      if (const auto* opening = allocation.opening())
+        by_ipc_.emplace(allocation.physical, opening->connection);
   }
   // As in AgentShare.
   std::uint32_t status_of(const Physical& imported) {
@@ -289,7 +290,8 @@ void name_connections() {
   for (const auto& [service, connection] : tables().owners)
     name_connection(connection, service);
   for (const auto& [address, allocation] : tables().allocations)
-    if (allocation.is_opened()) name_connection(allocation.connection, allocation.key.service);
+    if (const auto* opening = allocation.opening())
+      name_connection(opening->connection, opening->key.service);
 }
 
 void forget_saved() {
