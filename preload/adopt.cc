@@ -315,18 +315,6 @@ bool take_back(const Piece& piece, bool gave_area_up) {
   return back;
 }
 
-// All rights that cuMemAlloc would have given.
-std::vector<CUmemAccessDesc> rights_of(const Piece& piece) {
-  std::vector<CUmemAccessDesc> rights{
-      {{CU_MEM_LOCATION_TYPE_DEVICE, piece.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
-  const TablesLock lock;
-  for (const auto& peer : tables().peers)
-    if (peer.owner == owner_in(piece.context))
-      rights.push_back(
-          {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  return rights;
-}
-
 enum class Exchanged { kDone, kNoRoom, kAddress, kFailed, kLost };
 
 // Before the free nothing has changed; behind it, the block is one or the other's, or lost.
@@ -340,14 +328,13 @@ Exchanged exchange(const Piece& piece) {
   if (!ask(piece.start, again) || again.start != piece.start || again.size != piece.size ||
       again.kind != Kind::kPlain)
     return Exchanged::kFailed;
-  Served made;
-  const auto created = make_served(piece.device, piece.size, made);
+  Served made{piece.context, piece.size};
+  const auto created = make_served(piece.device, made);
   if (created == CUDA_ERROR_OUT_OF_MEMORY) return Exchanged::kNoRoom;
   if (created != CUDA_SUCCESS) return Exchanged::kFailed;
-  const auto rights = rights_of(piece);
   bool copied = false;
   {
-    const Elsewhere beside(made.real, made.size, rights.front());
+    const Elsewhere beside(made.real, made.size, made.rights.front());
     copied = beside.good() && copy(beside.address(), piece.start, piece.size);
   }
   std::optional<KeptAddresses> kept;
@@ -364,23 +351,14 @@ Exchanged exchange(const Piece& piece) {
     good = reserve_at(piece.start, made.size);
   }
   kept.reset();
-  const auto address = piece.start;
-  if (good && call.cuMemMap(address, made.size, 0, made.real, 0) != CUDA_SUCCESS) {
-    call.cuMemAddressFree(address, made.size);
-    good = false;
-  } else if (good && call.cuMemSetAccess(address, made.size, rights.data(), rights.size()) !=
-                         CUDA_SUCCESS) {
-    call.cuMemUnmap(address, made.size);
-    call.cuMemAddressFree(address, made.size);
-    good = false;
-  }
-  if (good) {
-    enter_served({piece.start, piece.size, piece.context, piece.device}, made, rights);
+  made.address = piece.start;
+  if (good && map_served(made)) {
+    enter_served(made);
     return Exchanged::kDone;
   }
   bool back = take_back(piece, gave_area_up);
   if (back) {
-    const Elsewhere beside(made.real, made.size, rights.front());
+    const Elsewhere beside(made.real, made.size, made.rights.front());
     back = beside.good() && copy(piece.start, beside.address(), piece.size);
   }
   call.cuMemRelease(made.real);

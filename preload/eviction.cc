@@ -138,8 +138,7 @@ class Window {
       address_ = 0;
     if (!outcome_.ok()) return;
     is_mapped_ = did(driver().cuMemMap(address_, size, 0, handle, 0), "cuMemMap");
-    const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device},
-                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const auto right = full_right(device);
     if (is_mapped_) did(driver().cuMemSetAccess(address_, size, &right, 1), kSetAccess);
   }
   ~Window() {

@@ -405,23 +405,28 @@ Outcome copy_device(const Physical& physical, std::byte* at, bool out);
 // place: with the gate closed and the work drained, and with no other process that has it.
 Outcome export_piece(Physical& physical, bool may_renew, int& fd);
 void release(const Unneeded& unneeded);
-// Physical memory as that of cuMemAlloc is, of whole units, that can be given to another process.
+inline cuda::CUmemAccessDesc full_right(cuda::CUdevice device) {
+  return {{cuda::CU_MEM_LOCATION_TYPE_DEVICE, device}, cuda::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+}
+// Of the devices that the program has let into what is allocated in that context.
+std::vector<cuda::CUmemAccessDesc> rights_of_peers(cuda::CUcontext context);
+// Memory as that of cuMemAlloc is, of whole units, that can be given to another process.
 struct Served {
+  cuda::CUcontext context = nullptr;  // which owns it
+  std::size_t asked = 0;
+  // From make_served().
   cuda::CUmemGenericAllocationHandle real = 0;
   std::size_t size = 0;
   cuda::CUmemAllocationProp prop{};
-};
-cuda::CUresult make_served(cuda::CUdevice device, std::size_t asked, Served& made);
-// What it is to the program.
-struct ServedBlock {
+  std::vector<cuda::CUmemAccessDesc> rights{};  // first those of its own device
+  // From who maps it.
   cuda::CUdeviceptr address = 0;
-  std::size_t asked = 0;
-  cuda::CUcontext context = nullptr;
-  cuda::CUdevice device = 0;
 };
-// It is mapped there, with these rights.
-void enter_served(const ServedBlock& block, const Served& made,
-                  const std::vector<cuda::CUmemAccessDesc>& rights);
+cuda::CUresult make_served(cuda::CUdevice device, Served& made);
+// At its address, of as many bytes, which is given back if that fails.
+bool map_served(const Served& made);
+// It is mapped.
+void enter_served(const Served& mapped);
 // A context that was there before the agent.
 void enter_primary_context(cuda::CUcontext context, cuda::CUdevice device);
 // Whether the agent can serve memory on this device.

@@ -181,10 +181,20 @@ void let_go(CUdeviceptr address, const Allocation& allocation) {
 
 bool can_be_served(CUdevice device) { return traits_of(device).usable; }
 
-CUresult make_served(CUdevice device, std::size_t asked, Served& made) {
+std::vector<CUmemAccessDesc> rights_of_peers(CUcontext context) {
+  std::vector<CUmemAccessDesc> rights;
+  const TablesLock lock;
+  for (const auto& peer : tables().peers)
+    if (peer.owner == owner_in(context)) rights.push_back(full_right(peer.device));
+  return rights;
+}
+
+CUresult make_served(CUdevice device, Served& made) {
   const auto traits = traits_of(device);
   if (!traits.usable) return CUDA_ERROR_NOT_SUPPORTED;
-  made.size = (asked + traits.granularity - 1) / traits.granularity * traits.granularity;
+  made.rights = rights_of_peers(made.context);
+  made.rights.insert(made.rights.begin(), full_right(device));
+  made.size = (made.asked + traits.granularity - 1) / traits.granularity * traits.granularity;
   made.prop = {};
   made.prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   made.prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -192,90 +202,73 @@ CUresult make_served(CUdevice device, std::size_t asked, Served& made) {
   return create(&made.real, made.size, made.prop, traits);
 }
 
+bool map_served(const Served& made) {
+  const auto& call = driver();
+  if (call.cuMemMap(made.address, made.size, 0, made.real, 0) == CUDA_SUCCESS) {
+    if (call.cuMemSetAccess(made.address, made.size, made.rights.data(), made.rights.size()) ==
+        CUDA_SUCCESS)
+      return true;
+    call.cuMemUnmap(made.address, made.size);
+  }
+  call.cuMemAddressFree(made.address, made.size);
+  return false;
+}
+
 namespace {
 
 // `enter` says, with the tables locked, what it is to the program.
 template <class Enter>
-void enter_served(const ServedBlock& block, const Served& made,
-                  const std::vector<CUmemAccessDesc>& rights, Enter enter) {
+void enter_served(const Served& mapped, Enter enter) {
   std::vector<CUmemAccessDesc> late;
   {
     const TablesLock lock;
-    auto* physical = enter_physical(MemoryOrigin::kServed, made.real, made.size, made.prop, 0);
+    auto* physical =
+        enter_physical(MemoryOrigin::kServed, mapped.real, mapped.size, mapped.prop, 0);
     physical->mappings = 1;
-    tables().mappings.insert_or_assign(block.address,
-                                       Mapping{block.address, made.size, 0, physical, {}});
-    for (const auto& right : rights)
-      enter_access(block.address, made.size, right);
+    tables().mappings.insert_or_assign(mapped.address,
+                                       Mapping{mapped.address, mapped.size, 0, physical, {}});
+    for (const auto& right : mapped.rights)
+      enter_access(mapped.address, mapped.size, right);
     enter(physical);
-    tables().contexts.emplace(block.context, block.device);
+    tables().contexts.emplace(mapped.context, mapped.prop.location.id);
     // Peer access that another thread has enabled meanwhile: it did not find this one yet.
     for (const auto& peer : tables().peers) {
       const auto known = [&](const CUmemAccessDesc& right) {
         return right.location.id == peer.device;
       };
-      if (peer.owner == block.context && std::none_of(rights.begin(), rights.end(), known)) {
-        late.push_back(
-            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-      }
+      if (peer.owner == mapped.context &&
+          std::none_of(mapped.rights.begin(), mapped.rights.end(), known))
+        late.push_back(full_right(peer.device));
     }
   }
   for (const auto& right : late) {
-    if (driver().cuMemSetAccess(block.address, made.size, &right, 1) != CUDA_SUCCESS) continue;
+    if (driver().cuMemSetAccess(mapped.address, mapped.size, &right, 1) != CUDA_SUCCESS) continue;
     const TablesLock lock;
-    enter_access(block.address, made.size, right);
+    enter_access(mapped.address, mapped.size, right);
   }
 }
 
 }  // namespace
 
-void enter_served(const ServedBlock& block, const Served& made,
-                  const std::vector<CUmemAccessDesc>& rights) {
-  enter_served(block, made, rights, [&](Physical* physical) {
+void enter_served(const Served& mapped) {
+  enter_served(mapped, [&](Physical* physical) {
     tables().allocations.insert_or_assign(
-        block.address, Allocation{block.asked, made.size, block.context, physical});
+        mapped.address, Allocation{mapped.asked, mapped.size, mapped.context, physical});
   });
 }
 
 namespace {
 
-// What was made for a context, and is mapped.
-struct Mapped {
-  Served made;
-  std::vector<CUmemAccessDesc> rights;
-  CUdeviceptr address = 0;  // 0: it could not be had this way
-};
-
-// `context` owns it.
-Mapped make_and_map(CUcontext context, CUdevice device, std::size_t asked) {
+// `context` owns it. Nothing if it could not be had this way.
+std::optional<Served> make_and_map(CUcontext context, CUdevice device, std::size_t asked) {
   const auto& call = driver();
-  Mapped mapped;
-  auto& [made, rights, address] = mapped;
-  if (make_served(device, asked, made) != CUDA_SUCCESS) return {};
-  if (call.cuMemAddressReserve(&address, made.size, 0, 0, 0) != CUDA_SUCCESS) {
-    call.cuMemRelease(made.real);
-    return {};
-  }
-  rights.push_back({made.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  {
-    const TablesLock lock;
-    for (const auto& peer : tables().peers)
-      if (peer.owner == context)
-        rights.push_back(
-            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  }
-  bool good = call.cuMemMap(address, made.size, 0, made.real, 0) == CUDA_SUCCESS;
-  if (good &&
-      call.cuMemSetAccess(address, made.size, rights.data(), rights.size()) != CUDA_SUCCESS) {
-    call.cuMemUnmap(address, made.size);
-    good = false;
-  }
-  if (!good) {
-    call.cuMemAddressFree(address, made.size);
-    call.cuMemRelease(made.real);
-    return {};
-  }
-  return mapped;
+  Served made{context, asked};
+  if (make_served(device, made) != CUDA_SUCCESS) return std::nullopt;
+  if (call.cuMemAddressReserve(&made.address, made.size, 0, 0, 0) == CUDA_SUCCESS &&
+      map_served(made))
+    return made;
+  call.cuMemRelease(made.real);
+  return std::nullopt;
 }
 
 CUcontext owner_of_memory_in(CUcontext context) {
@@ -287,9 +280,9 @@ CUcontext owner_of_memory_in(CUcontext context) {
 CUdeviceptr allocate_large(CUcontext context, CUdevice device, std::size_t asked) {
   context = owner_of_memory_in(context);
   const auto mapped = make_and_map(context, device, asked);
-  if (mapped.address)
-    enter_served({mapped.address, asked, context, device}, mapped.made, mapped.rights);
-  return mapped.address;
+  if (!mapped) return 0;
+  enter_served(*mapped);
+  return mapped->address;
 }
 
 // With the tables locked. In the unit that begins at `unit`.
@@ -334,18 +327,18 @@ CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked
   context = owner_of_memory_in(context);
   if (const auto address = place_small(context, asked)) return address;
   const auto mapped = make_and_map(context, device, kThreshold);
-  if (!mapped.address) return 0;
-  const auto unit = mapped.address;
-  const auto size = mapped.made.size;
+  if (!mapped) return 0;
+  const auto unit = mapped->address;
+  const auto size = mapped->size;
   // Another thread has made one meanwhile: the driver would have one, too.
   if (const auto address = place_small(context, asked)) {
     driver().cuMemUnmap(unit, size);
-    driver().cuMemRelease(mapped.made.real);
+    driver().cuMemRelease(mapped->real);
     driver().cuMemAddressFree(unit, size);
     return address;
   }
   // With its first piece, so that it goes with its last.
-  enter_served({unit, 0, context, device}, mapped.made, mapped.rights, [&](Physical*) {
+  enter_served(*mapped, [&](Physical*) {
     const auto life = life_of(context);
     tables().small_units.insert_or_assign(unit, SmallUnit{size, context, life});
     tables().small_memory[{context, life}].add(unit, size, asked);

@@ -107,8 +107,7 @@ CUresult map_shared(CUmemGenericAllocationHandle real, CUdevice device, std::siz
   if (result != CUDA_SUCCESS) return result;
   result = call.cuMemMap(address, size, 0, real, 0);
   if (result == CUDA_SUCCESS) {
-    const CUmemAccessDesc right{{CU_MEM_LOCATION_TYPE_DEVICE, device},
-                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const auto right = full_right(device);
     result = call.cuMemSetAccess(address, size, &right, 1);
     if (result == CUDA_SUCCESS) return result;
     call.cuMemUnmap(address, size);
@@ -125,8 +124,7 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   auto* physical = enter_physical(MemoryOrigin::kImported, real, opened.reserved, prop, 0);
   physical->mappings = 1;
   physical->reach.enter_key(opened.opening()->key);
-  const Access access{
-      address, opened.reserved, {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+  const Access access{address, opened.reserved, full_right(device)};
   tables().mappings.insert_or_assign(address,
                                      Mapping{address, opened.reserved, 0, physical, {access}});
   opened.physical = physical;
@@ -138,15 +136,7 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
 // Those that the program has let into what is allocated in that context. A device that cannot reach
 // the memory stays without.
 void let_peers_in(CUcontext context, CUdeviceptr address, std::size_t size) {
-  std::vector<CUmemAccessDesc> rights;
-  {
-    const TablesLock lock;
-    for (const auto& peer : tables().peers)
-      if (peer.owner == owner_in(context))
-        rights.push_back(
-            {{CU_MEM_LOCATION_TYPE_DEVICE, peer.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  }
-  for (const auto& right : rights) {
+  for (const auto& right : rights_of_peers(context)) {
     if (driver().cuMemSetAccess(address, size, &right, 1) != CUDA_SUCCESS) continue;
     const TablesLock lock;
     enter_access(address, size, right);

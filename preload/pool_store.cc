@@ -304,8 +304,7 @@ namespace {
 // All of them, or none.
 CUresult grow(const Pool& pool, PoolArena& arena, const std::vector<std::size_t>& units) {
   std::vector<CUmemAccessDesc> rights = pool.rights;
-  rights.push_back(
-      {{CU_MEM_LOCATION_TYPE_DEVICE, pool.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  rights.push_back(full_right(pool.device));
   CUresult result = CUDA_SUCCESS;
   std::size_t done = 0;
   for (; done < units.size() && result == CUDA_SUCCESS; ++done)
