@@ -196,16 +196,16 @@ void find_peers(const std::vector<CUcontext>& contexts) {
       {
         const TablesLock lock;
         const auto known = std::any_of(
-            tables().peers.begin(), tables().peers.end(),
+            tables().contexts.peers.begin(), tables().contexts.peers.end(),
             [&](const Peer& peer) { return peer.owner == owner && peer.accessor == accessor; });
-        const auto at = tables().contexts.find(owner);
-        if (known || at == tables().contexts.end() || at->second == device) continue;
+        const auto at = tables().contexts.devices.find(owner);
+        if (known || at == tables().contexts.devices.end() || at->second == device) continue;
       }
       const auto result = driver().cuCtxEnablePeerAccess(owner, 0);
       if (result == CUDA_SUCCESS) (void)driver().cuCtxDisablePeerAccess(owner);
       if (result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) continue;
       const TablesLock lock;
-      tables().peers.push_back({owner, accessor, device});
+      tables().contexts.peers.push_back({owner, accessor, device});
     }
   }
 }
@@ -481,7 +481,7 @@ Outcome look_for_memory() {
     const TablesLock lock;
     for (const Piece& piece : pieces())
       if (piece.context && piece.kind == Kind::kPlain)
-        tables().contexts.emplace(owner_in(piece.context), piece.device);
+        tables().contexts.devices.emplace(owner_in(piece.context), piece.device);
   }
   find_peers(known_contexts());
   choose();

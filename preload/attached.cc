@@ -295,7 +295,7 @@ void note_context() {
     return;
   if (driver().cuCtxGetDevice(&device) != cuda::CUDA_SUCCESS) return;
   const TablesLock lock;
-  tables().contexts.emplace(owner_in(context), device);
+  tables().contexts.devices.emplace(owner_in(context), device);
   g_noted = context;
 }
 

@@ -103,7 +103,7 @@ class Contexts {
   static std::map<CUdevice, CUcontext> of_program() {
     const TablesLock lock;
     std::map<CUdevice, CUcontext> found;
-    for (const auto& [context, device] : tables().contexts)
+    for (const auto& [context, device] : tables().contexts.devices)
       found.emplace(device, context);
     return found;
   }
@@ -300,7 +300,7 @@ std::uint32_t shared_pieces() {
 std::vector<CUcontext> known_contexts() {
   const TablesLock lock;
   std::vector<CUcontext> contexts;
-  for (const auto& [context, device] : tables().contexts)
+  for (const auto& [context, device] : tables().contexts.devices)
     contexts.push_back(context);
   return contexts;
 }
@@ -414,36 +414,8 @@ void forget_tables() {
     end_connection(opened.opening);
   for (const auto& [service, connection] : all.owners)
     end_connection(connection, {service, 0});
-  all.owners.clear();
   forget_service_after_fork();
-  all.shares.clear();
-  all.driver_shares.clear();
-  all.multicasts.clear();
-  all.imported_pools.clear();
-  all.imported_pointers.clear();
-  all.outside_of_driver.clear();
-  all.fabric_exports = 0;
-  all.opened_by_driver.clear();
-  all.mappings.clear();
-  all.allocations.clear();
-  all.small_units.clear();
-  all.small_memory.clear();
-  all.small_anchors.clear();
-  all.opened_pieces.clear();
-  all.physicals.clear();
-  all.contexts.clear();
-  all.lives.clear();
-  all.attached.clear();
-  all.green.clear();
-  all.primaries.clear();
-  all.stack_sizes.clear();
-  all.managed.clear();
-  all.pool_ranges.clear();
-  all.peers.clear();
-  all.spares.clear();
-  all.pitches.clear();
-  all.to_free.clear();
-  all.capturing.clear();
+  static_cast<TableContents&>(all) = {};
   all.captures.store(0);
   segments().clear();
 }

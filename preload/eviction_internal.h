@@ -248,22 +248,18 @@ class OwnedMutex {
       __attribute__((tls_model("initial-exec"))) = 0;
 };
 
-struct Tables {
-  // Held for look-ups and entries only, never over a call of the driver that may take long.
-  OwnedMutex mutex;
-  std::map<cuda::CUdeviceptr, Mapping> mappings;
-  std::map<cuda::CUdeviceptr, Allocation> allocations;
+// Small memory of cuMemAlloc.
+struct SmallTables {
+  std::map<cuda::CUdeviceptr, SmallUnit> units;
   // What small ones of a context lie in: of one life, as it takes its units along.
-  std::map<cuda::CUdeviceptr, SmallUnit> small_units;
-  std::map<std::pair<cuda::CUcontext, std::uint64_t>, SmallMemory> small_memory;
+  std::map<std::pair<cuda::CUcontext, std::uint64_t>, SmallMemory> memory;
   // A byte of the driver's own for each of these: with it the driver has a block, in which what
   // wait_for_work() allocates and frees costs little.
-  std::map<std::pair<cuda::CUcontext, std::uint64_t>, cuda::CUdeviceptr> small_anchors;
-  // Other processes' small pieces, in the units that were opened for them.
-  std::map<cuda::CUdeviceptr, OpenedPiece> opened_pieces;
-  // By the handle that the program has.
-  std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
-  std::unordered_map<cuda::CUcontext, cuda::CUdevice> contexts;
+  std::map<std::pair<cuda::CUcontext, std::uint64_t>, cuda::CUdeviceptr> anchors;
+};
+
+struct ContextTables {
+  std::unordered_map<cuda::CUcontext, cuda::CUdevice> devices;
   // Of those that the program has made or retained.
   std::unordered_map<cuda::CUcontext, Life> lives;
   // How often a context was attached to besides (cuCtxAttach), and is not ended by a cuCtxDetach.
@@ -274,21 +270,41 @@ struct Tables {
   std::vector<Peer> peers;
   // In bytes, of contexts in which it is 0 for now (local_memory.h).
   std::unordered_map<cuda::CUcontext, std::size_t> stack_sizes;
-  // By the number that others know it by, the same for both.
-  std::unordered_map<std::uint64_t, Physical*> shares;
-  std::map<std::uint64_t, DriverShare> driver_shares;
-  // The connections to those whose memory this process has imported by descriptors.
-  std::map<std::uint64_t, int> owners;
-  // By the driver's handle.
-  std::map<CUmulticastHandle, Multicast> multicasts;
-  // What is another's by ways that the agent cannot take again: pools, and memory of these.
+};
+
+// Memory that the agent cannot give up and have again, and of which it has no Physical.
+struct BeyondAgent {
+  // Another process's: pools, and memory of these.
   std::set<cuda::CUmemoryPool> imported_pools;
   std::set<cuda::CUdeviceptr> imported_pointers;
   // Of memory of the driver's own that a device has as a dma-buf: where it begins.
   std::set<cuda::CUdeviceptr> outside_of_driver;
   // Nothing tells when one of them is used no more.
   std::size_t fabric_exports = 0;
+
+  std::size_t foreign_count() const { return imported_pools.size() + imported_pointers.size(); }
+  std::size_t outside_count() const { return outside_of_driver.size() + fabric_exports; }
+};
+
+// What a forked child forgets.
+struct TableContents {
+  std::map<cuda::CUdeviceptr, Mapping> mappings;
+  std::map<cuda::CUdeviceptr, Allocation> allocations;
+  SmallTables small;
+  // By the handle that the program has.
+  std::unordered_map<cuda::CUmemGenericAllocationHandle, std::unique_ptr<Physical>> physicals;
+  ContextTables contexts;
+  // By the number that others know it by, the same for both.
+  std::unordered_map<std::uint64_t, Physical*> shares;
+  std::map<std::uint64_t, DriverShare> driver_shares;
+  // The connections to those whose memory this process has imported by descriptors.
+  std::map<std::uint64_t, int> owners;
   std::map<cuda::CUdeviceptr, OpenedByDriver> opened_by_driver;
+  // Other processes' small pieces, in the units that were opened for them.
+  std::map<cuda::CUdeviceptr, OpenedPiece> opened_pieces;
+  BeyondAgent beyond;
+  // By the driver's handle.
+  std::map<CUmulticastHandle, Multicast> multicasts;
   std::map<cuda::CUdeviceptr, Managed> managed;
   // The addresses of the agent's pools, with their sizes (pools.h).
   std::map<cuda::CUdeviceptr, std::size_t> pool_ranges;
@@ -301,7 +317,12 @@ struct Tables {
   std::vector<std::pair<cuda::CUdeviceptr, Allocation>> to_free;
   // With the context in which the capture began: it ends with that.
   std::map<std::pair<cuda::CUstream, pthread_t>, cuda::CUcontext> capturing;
-  std::atomic<int> captures{0};  // how many they are, to be read without the lock
+};
+
+struct Tables : TableContents {
+  // Held for look-ups and entries only, never over a call of the driver that may take long.
+  OwnedMutex mutex;
+  std::atomic<int> captures{0};  // how many are `capturing`, to be read without the lock
   // In a forked child: the thread that has the mutex forgets all before it lets go.
   bool to_be_forgotten = false;
 };

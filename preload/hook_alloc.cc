@@ -152,16 +152,16 @@ void leave_unit(CUdeviceptr address, const Allocation& allocation, const InUnit&
   std::size_t size = 0;
   {
     const TablesLock lock;
-    const auto unit = tables().small_units.find(place.unit);
+    const auto unit = tables().small.units.find(place.unit);
     // It may have gone with its context, and another be there.
-    if (unit == tables().small_units.end() || unit->second.number > allocation.number) return;
-    const auto memory = tables().small_memory.find({unit->second.context, unit->second.life});
+    if (unit == tables().small.units.end() || unit->second.number > allocation.number) return;
+    const auto memory = tables().small.memory.find({unit->second.context, unit->second.life});
     const bool is_last = memory->second.give(address, allocation.asked);
     if (!is_last && place.is_outside) look_outside_again(*unit);
     if (!is_last) return;
     size = unit->second.size;
     forget_places_in(*unit);
-    tables().small_units.erase(unit);
+    tables().small.units.erase(unit);
   }
   let_unit_go(place.unit, size);
 }
@@ -184,7 +184,7 @@ bool can_be_served(CUdevice device) { return traits_of(device).usable; }
 std::vector<CUmemAccessDesc> rights_of_peers(CUcontext context) {
   std::vector<CUmemAccessDesc> rights;
   const TablesLock lock;
-  for (const auto& peer : tables().peers)
+  for (const auto& peer : tables().contexts.peers)
     if (peer.owner == owner_in(context)) rights.push_back(full_right(peer.device));
   return rights;
 }
@@ -230,9 +230,9 @@ void enter_served(const Served& mapped, Enter enter) {
     for (const auto& right : mapped.rights)
       enter_access(mapped.address, mapped.size, right);
     enter(physical);
-    tables().contexts.emplace(mapped.context, mapped.prop.location.id);
+    tables().contexts.devices.emplace(mapped.context, mapped.prop.location.id);
     // Peer access that another thread has enabled meanwhile: it did not find this one yet.
-    for (const auto& peer : tables().peers) {
+    for (const auto& peer : tables().contexts.peers) {
       const auto known = [&](const CUmemAccessDesc& right) {
         return right.location.id == peer.device;
       };
@@ -295,17 +295,17 @@ void enter_small(CUdeviceptr address, CUdeviceptr unit, CUcontext context, std::
 // In a unit that is there. `context` owns it.
 CUdeviceptr place_small(CUcontext context, std::size_t asked) {
   const TablesLock lock;
-  const auto memory = tables().small_memory.find({context, life_of(context)});
-  const auto address = memory == tables().small_memory.end() ? 0 : memory->second.take(asked);
+  const auto memory = tables().small.memory.find({context, life_of(context)});
+  const auto address = memory == tables().small.memory.end() ? 0 : memory->second.take(asked);
   if (!address) return 0;
-  enter_small(address, std::prev(tables().small_units.upper_bound(address))->first, context, asked);
+  enter_small(address, std::prev(tables().small.units.upper_bound(address))->first, context, asked);
   return address;
 }
 
 // Of the context that is current, which `context` owns the memory of.
 void anchor(CUcontext context) {
   const auto has_anchor = [&] {
-    return tables().small_anchors.contains({context, life_of(context)});
+    return tables().small.anchors.contains({context, life_of(context)});
   };
   {
     const TablesLock lock;
@@ -316,9 +316,9 @@ void anchor(CUcontext context) {
   if (driver().cuMemAlloc_v2(&byte, 1) != CUDA_SUCCESS) return;
   const TablesLock lock;
   const std::pair key(context, life_of(context));
-  const bool is_wanted = tables().small_memory.contains(key) && !has_anchor();
+  const bool is_wanted = tables().small.memory.contains(key) && !has_anchor();
   if (is_wanted)
-    tables().small_anchors.emplace(key, byte);
+    tables().small.anchors.emplace(key, byte);
   else
     tables().spares[context].push_back(byte);
 }
@@ -340,8 +340,8 @@ CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked
   // With its first piece, so that it goes with its last.
   enter_served(*mapped, [&](Physical*) {
     const auto life = life_of(context);
-    tables().small_units.insert_or_assign(unit, SmallUnit{size, context, life});
-    tables().small_memory[{context, life}].add(unit, size, asked);
+    tables().small.units.insert_or_assign(unit, SmallUnit{size, context, life});
+    tables().small.memory[{context, life}].add(unit, size, asked);
     enter_small(unit, unit, context, asked);
   });
   anchor(context);
@@ -352,7 +352,7 @@ CUdeviceptr allocate_small(CUcontext context, CUdevice device, std::size_t asked
 void drop_anchor_of_none(CUcontext context) {
   {
     const TablesLock lock;
-    if (tables().small_memory.contains({context, life_of(context)})) return;
+    if (tables().small.memory.contains({context, life_of(context)})) return;
   }
   if (const auto spare = take_spare(context)) (void)driver().cuMemFree_v2(spare);
 }
@@ -383,8 +383,8 @@ CUresult free_of_driver(CUdeviceptr pointer, const std::function<CUresult()>& fr
   {
     const TablesLock lock;
     managed = tables().managed.extract(pointer);
-    imported = tables().imported_pointers.extract(pointer);
-    outside = tables().outside_of_driver.extract(pointer);
+    imported = tables().beyond.imported_pointers.extract(pointer);
+    outside = tables().beyond.outside_of_driver.extract(pointer);
     for (auto& [known, share] : tables().driver_shares) {
       if (share.address != pointer || share.being_freed) continue;
       share.being_freed = true;
@@ -394,8 +394,8 @@ CUresult free_of_driver(CUdeviceptr pointer, const std::function<CUresult()>& fr
   const auto result = free();
   if (result != CUDA_SUCCESS && (imported || outside)) {
     const TablesLock lock;
-    tables().imported_pointers.insert(std::move(imported));
-    tables().outside_of_driver.insert(std::move(outside));
+    tables().beyond.imported_pointers.insert(std::move(imported));
+    tables().beyond.outside_of_driver.insert(std::move(outside));
   }
   if (managed) {
     if (result != CUDA_SUCCESS) {

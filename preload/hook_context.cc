@@ -21,8 +21,8 @@ namespace {
 // The program has made it.
 void enter_created(CUcontext context, CUdevice device) {
   const TablesLock lock;
-  tables().contexts[context] = device;
-  tables().lives[context] = {next_number(), 0};
+  tables().contexts.devices[context] = device;
+  tables().contexts.lives[context] = {next_number(), 0};
 }
 
 // The driver's number of a context, which no other ever has. 0 if there is none to be had.
@@ -35,9 +35,9 @@ unsigned long long id_of(CUcontext context) {
 // A device's primary context has the same handle each time that it is retained anew (580.159.04).
 Life enter_primary(CUcontext context, CUdevice device, unsigned long long id) {
   const TablesLock lock;
-  tables().contexts[context] = device;
-  tables().primaries[device] = context;
-  auto& life = tables().lives[context];
+  tables().contexts.devices[context] = device;
+  tables().contexts.primaries[device] = context;
+  auto& life = tables().contexts.lives[context];
   if (life.number == 0 || id == 0 || life.id != id) life = {next_number(), id};
   return life;
 }
@@ -52,16 +52,16 @@ struct Ending {
 Ending ending_of(CUcontext context) {
   auto streams = streams_in(context);
   const TablesLock lock;
-  const auto at = tables().lives.find(context);
-  return {context, at == tables().lives.end() ? Life{} : at->second, std::move(streams)};
+  const auto at = tables().contexts.lives.find(context);
+  return {context, at == tables().contexts.lives.end() ? Life{} : at->second, std::move(streams)};
 }
 
 Ending ending_primary(CUdevice device) {
   CUcontext context = nullptr;
   {
     const TablesLock lock;
-    const auto at = tables().primaries.find(device);
-    if (at != tables().primaries.end()) context = at->second;
+    const auto at = tables().contexts.primaries.find(device);
+    if (at != tables().contexts.primaries.end()) context = at->second;
   }
   if (!context) return {};
   // It may have ended and begun again past the agent.
@@ -93,7 +93,7 @@ Gone take_out(CUcontext context, std::uint64_t number) {
       gone.openings.push_back(*opening);
     }
   };
-  std::erase_if(tables().peers, [&](const Peer& peer) {
+  std::erase_if(tables().contexts.peers, [&](const Peer& peer) {
     return (peer.owner == context || peer.accessor == context) && peer.number < number;
   });
   std::erase_if(tables().driver_shares, [&](const auto& entry) { return goes(entry.second); });
@@ -102,7 +102,7 @@ Gone take_out(CUcontext context, std::uint64_t number) {
     gone.openings.push_back(entry.second.opening);
     return true;
   });
-  std::erase_if(tables().small_units, [&](const auto& entry) {
+  std::erase_if(tables().small.units, [&](const auto& entry) {
     if (!goes(entry.second)) return false;
     gone.ranges.emplace_back(entry.first, entry.second.size);
     forget_places_in(entry);
@@ -111,7 +111,7 @@ Gone take_out(CUcontext context, std::uint64_t number) {
   std::erase_if(tables().allocations, [&](const auto& entry) {
     // A small one goes with its unit, also one that has come there since.
     const auto* place = entry.second.in_unit();
-    if (place ? tables().small_units.contains(place->unit) : !goes(entry.second)) return false;
+    if (place ? tables().small.units.contains(place->unit) : !goes(entry.second)) return false;
     note(entry.first, entry.second);
     return true;
   });
@@ -151,13 +151,13 @@ void drop_context(const Ending& ended) {
   Gone gone;
   {
     const TablesLock lock;
-    const auto now = tables().lives.find(ended.context);
-    if (now != tables().lives.end() && now->second.number != ended.life.number) {
+    const auto now = tables().contexts.lives.find(ended.context);
+    if (now != tables().contexts.lives.end() && now->second.number != ended.life.number) {
       gone = take_out(ended.context, now->second.number);
     } else {
       gone = take_out(ended.context, UINT64_MAX);
-      tables().contexts.erase(ended.context);
-      tables().lives.erase(ended.context);
+      tables().contexts.devices.erase(ended.context);
+      tables().contexts.lives.erase(ended.context);
     }
   }
   give_up(gone);
@@ -365,7 +365,7 @@ CUresult cuCtxAttach(CUcontext* context, unsigned flags) {
   if (result != CUDA_SUCCESS || driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current)
     return result;
   const TablesLock lock;
-  ++tables().attached[current];
+  ++tables().contexts.attached[current];
   return result;
 }
 
@@ -376,9 +376,9 @@ CUresult cuCtxDetach(CUcontext context) {
   if (result != CUDA_SUCCESS) return result;
   {
     const TablesLock lock;
-    const auto at = tables().attached.find(context);
-    if (at != tables().attached.end()) {
-      if (--at->second == 0) tables().attached.erase(at);
+    const auto at = tables().contexts.attached.find(context);
+    if (at != tables().contexts.attached.end()) {
+      if (--at->second == 0) tables().contexts.attached.erase(at);
       return result;
     }
   }
@@ -402,7 +402,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx* green, void* resources, CUdevice device, u
   call.cuDevicePrimaryCtxRelease_v2(device);
   enter_primary(primary, device, id_of(primary));
   const TablesLock lock;
-  tables().green[*green] = {context, primary, device};
+  tables().contexts.green[*green] = {context, primary, device};
   return result;
 }
 
@@ -411,8 +411,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   GreenContext ended;
   {
     const TablesLock lock;
-    const auto at = tables().green.find(green);
-    if (at != tables().green.end()) ended = at->second;
+    const auto at = tables().contexts.green.find(green);
+    if (at != tables().contexts.green.end()) ended = at->second;
   }
   const auto ending = ended.primary ? ending_primary(ended.device) : Ending{};
   const auto result = driver().cuGreenCtxDestroy(green);
@@ -421,9 +421,10 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   forget_work_in(ended.context, {});
   {
     const TablesLock lock;
-    const auto at = tables().green.find(green);
+    const auto at = tables().contexts.green.find(green);
     // Another may have its handle by now.
-    if (at != tables().green.end() && at->second.number == ended.number) tables().green.erase(at);
+    if (at != tables().contexts.green.end() && at->second.number == ended.number)
+      tables().contexts.green.erase(at);
     std::erase_if(tables().capturing,
                   [&](const auto& entry) { return entry.second == ended.context; });
     count_captures();
@@ -444,7 +445,7 @@ void set_peer_access(CUcontext owner, CUdevice device, CUmemAccess_flags flags) 
     for (const auto& [address, allocation] : tables().allocations)
       if (allocation.context == owner && !allocation.in_unit())
         ranges.emplace_back(address, allocation.reserved);
-    for (const auto& [address, unit] : tables().small_units)
+    for (const auto& [address, unit] : tables().small.units)
       if (unit.context == owner) ranges.emplace_back(address, unit.size);
   }
   for (const auto& [address, size] : ranges) {
@@ -466,7 +467,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return result;
   {
     const TablesLock lock;
-    tables().peers.push_back({peer, accessor, device});
+    tables().contexts.peers.push_back({peer, accessor, device});
   }
   set_peer_access(peer, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   return result;
@@ -483,15 +484,15 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
   bool others = false;
   {
     const TablesLock lock;
-    std::erase_if(tables().peers, [&](const Peer& known) {
+    std::erase_if(tables().contexts.peers, [&](const Peer& known) {
       return known.owner == peer && known.accessor == accessor;
     });
     // Rights are a device's, not a context's.
-    others = std::any_of(tables().peers.begin(), tables().peers.end(), [&](const Peer& known) {
-      return known.owner == peer && known.device == device;
-    });
-    const auto owner = tables().contexts.find(peer);
-    others = others || (owner != tables().contexts.end() && owner->second == device);
+    others = std::any_of(
+        tables().contexts.peers.begin(), tables().contexts.peers.end(),
+        [&](const Peer& known) { return known.owner == peer && known.device == device; });
+    const auto owner = tables().contexts.devices.find(peer);
+    others = others || (owner != tables().contexts.devices.end() && owner->second == device);
   }
   if (!others) set_peer_access(peer, device, CU_MEM_ACCESS_FLAGS_PROT_NONE);
   return result;

@@ -130,7 +130,7 @@ void enter_opened(CUdeviceptr address, CUmemGenericAllocationHandle real, CUdevi
   opened.physical = physical;
   opened.context = owner_in(opened.context);
   tables().allocations.insert_or_assign(address, opened);
-  tables().contexts.emplace(opened.context, device);
+  tables().contexts.devices.emplace(opened.context, device);
 }
 
 // Those that the program has let into what is allocated in that context. A device that cannot reach

@@ -167,7 +167,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   const auto result = driver().cuMemPoolDestroy(pool);
   if (result == CUDA_SUCCESS) {
     const TablesLock lock;
-    tables().imported_pools.erase(pool);
+    tables().beyond.imported_pools.erase(pool);
   }
   if (result == CUDA_SUCCESS)
     end.happened();
@@ -185,7 +185,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* handle,
   const auto result = driver().cuMemPoolImportFromShareableHandle(pool, handle, type, flags);
   if (result != CUDA_SUCCESS) return result;
   const TablesLock lock;
-  tables().imported_pools.insert(*pool);
+  tables().beyond.imported_pools.insert(*pool);
   return result;
 }
 
@@ -195,7 +195,7 @@ CUresult cuMemPoolImportPointer(CUdeviceptr* pointer, CUmemoryPool pool, void* d
   const auto result = driver().cuMemPoolImportPointer(pointer, pool, data);
   if (result != CUDA_SUCCESS) return result;
   const TablesLock lock;
-  tables().imported_pointers.insert(*pointer);
+  tables().beyond.imported_pointers.insert(*pointer);
   return result;
 }
 

@@ -115,7 +115,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
                                     size, exportable, asked);
     physical->handles = 1;
     *handle = physical->handle;
-    if (in_context) tables().contexts.emplace(owner_in(context), device);
+    if (in_context) tables().contexts.devices.emplace(owner_in(context), device);
   }
   Agent::start();
   return CUDA_SUCCESS;
@@ -265,7 +265,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
   if (result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_FABRIC) return result;
   const SharingCall sharing;
   const TablesLock lock;
-  ++tables().fabric_exports;
+  ++tables().beyond.fabric_exports;
   return result;
 }
 
@@ -371,7 +371,7 @@ CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, std::s
   driver().cuMemGetAddressRange_v2(&base, &whole, address);
   // The gate closes only when this call has ended.
   const TablesLock lock;
-  if (!mark_outside(address, size)) tables().outside_of_driver.insert(base);
+  if (!mark_outside(address, size)) tables().beyond.outside_of_driver.insert(base);
   return result;
 }
 

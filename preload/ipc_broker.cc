@@ -208,7 +208,7 @@ Named find_share(std::uint64_t share) {
     for (const auto& [address, mapping] : tables().mappings) {
       if (mapping.physical != at->second) continue;
       const auto allocation = tables().allocations.find(address);
-      const bool is_unit = tables().small_units.contains(address);
+      const bool is_unit = tables().small.units.contains(address);
       if (!is_unit && allocation == tables().allocations.end()) continue;
       const auto size = at->second->size;
       named.answer = {CUDA_SUCCESS, 0, is_unit ? size : allocation->second.asked, size, {}};

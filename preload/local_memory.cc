@@ -28,7 +28,7 @@ void release_local_memory() {
         bytes == 0 || call.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0) != CUDA_SUCCESS)
       continue;
     const TablesLock lock;
-    tables().stack_sizes.emplace(context, bytes);
+    tables().contexts.stack_sizes.emplace(context, bytes);
   }
 }
 
@@ -38,8 +38,8 @@ Outcome take_local_memory() {
     std::size_t bytes = 0;
     {
       const TablesLock lock;
-      const auto first = tables().stack_sizes.begin();
-      if (first == tables().stack_sizes.end()) return {};
+      const auto first = tables().contexts.stack_sizes.begin();
+      if (first == tables().contexts.stack_sizes.end()) return {};
       std::tie(context, bytes) = *first;
     }
     const CurrentContext current(context);
@@ -47,7 +47,7 @@ Outcome take_local_memory() {
     const auto result = driver().cuCtxSetLimit(CU_LIMIT_STACK_SIZE, bytes);
     if (result != CUDA_SUCCESS) return {result, "cuCtxSetLimit"};
     const TablesLock lock;
-    tables().stack_sizes.erase(context);
+    tables().contexts.stack_sizes.erase(context);
   }
 }
 

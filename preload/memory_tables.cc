@@ -38,7 +38,7 @@ void OwnedMutex::wake() {
 
 CUcontext any_context() {
   const TablesLock lock;
-  const auto& contexts = tables().contexts;
+  const auto& contexts = tables().contexts.devices;
   return contexts.empty() ? nullptr : contexts.begin()->first;
 }
 
@@ -91,17 +91,17 @@ std::optional<Allocation> take_own(CUdeviceptr address) {
 }
 
 std::uint64_t life_of(CUcontext context) {
-  const auto at = tables().lives.find(context);
-  return at == tables().lives.end() ? 0 : at->second.number;
+  const auto at = tables().contexts.lives.find(context);
+  return at == tables().contexts.lives.end() ? 0 : at->second.number;
 }
 
 void forget_places_in(const std::pair<const CUdeviceptr, SmallUnit>& unit) {
-  const auto memory = tables().small_memory.find({unit.second.context, unit.second.life});
+  const auto memory = tables().small.memory.find({unit.second.context, unit.second.life});
   memory->second.remove(unit.first);
   if (memory->second.has_units()) return;
-  const auto anchor = tables().small_anchors.extract(memory->first);
+  const auto anchor = tables().small.anchors.extract(memory->first);
   if (anchor) tables().spares[unit.second.context].push_back(anchor.mapped());
-  tables().small_memory.erase(memory);
+  tables().small.memory.erase(memory);
 }
 
 bool has_opened_piece(const std::pair<const CUdeviceptr, Allocation>& opened) {
@@ -147,7 +147,7 @@ Physical* enter_program_memory(CUmemGenericAllocationHandle real, unsigned handl
 }
 
 CUcontext owner_in(CUcontext current) {
-  for (const auto& [handle, green] : tables().green)
+  for (const auto& [handle, green] : tables().contexts.green)
     if (green.context == current) return green.primary;
   return current;
 }
@@ -270,7 +270,7 @@ void drop_and_release(CUdeviceptr address, std::size_t size) {
 bool is_allocated(CUdeviceptr address, std::size_t size) {
   for (const auto& [base, length] : tables().pool_ranges)
     if (address < base + length && base < address + size) return true;
-  const auto& units = tables().small_units;
+  const auto& units = tables().small.units;
   const auto unit = units.lower_bound(address + size);
   if (unit != units.begin() && std::prev(unit)->first + std::prev(unit)->second.size > address)
     return true;

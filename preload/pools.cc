@@ -28,9 +28,9 @@ std::optional<StreamName> name_of(CUstream stream, bool per_thread) {
   {
     const TablesLock lock;
     const auto owner = owner_in(name.context);
-    const auto at = tables().contexts.find(owner);
+    const auto at = tables().contexts.devices.find(owner);
     is_green = owner != name.context;
-    is_known = at != tables().contexts.end();
+    is_known = at != tables().contexts.devices.end();
     if (is_known) name.device = at->second;
   }
   // A green context is current in one thread alone.
@@ -42,7 +42,7 @@ std::optional<StreamName> name_of(CUstream stream, bool per_thread) {
   const CurrentContext current(name.context);
   if (call.cuCtxGetDevice(&name.device) != CUDA_SUCCESS) return std::nullopt;
   const TablesLock lock;
-  tables().contexts.emplace(owner_in(name.context), name.device);
+  tables().contexts.devices.emplace(owner_in(name.context), name.device);
   return name;
 }
 

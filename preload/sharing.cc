@@ -25,12 +25,6 @@ ShareKey key_of_id(const ShareId& id) { return {id[0], id[1]}; }
 
 std::atomic<std::uint32_t> g_sharing_calls{0};
 
-// With the tables locked, besides what they have as Physical.
-std::size_t foreign_count() {
-  return tables().imported_pools.size() + tables().imported_pointers.size();
-}
-std::size_t outside_count() { return tables().outside_of_driver.size() + tables().fabric_exports; }
-
 // By which it is seen whether an owner has ended. With the tables locked while it lives.
 class Connections {
  public:
@@ -79,7 +73,8 @@ void count_shared(std::uint32_t& count) {
   for (const auto& [handle, physical] : tables().physicals)
     counted += physical->is_counted_as_shared();
   counted += static_cast<std::uint32_t>(tables().managed.size());
-  counted += static_cast<std::uint32_t>(foreign_count() + outside_count());
+  const auto& beyond = tables().beyond;
+  counted += static_cast<std::uint32_t>(beyond.foreign_count() + beyond.outside_count());
   __atomic_store_n(&count, counted, __ATOMIC_RELAXED);
 }
 
@@ -126,9 +121,9 @@ std::vector<Shared> list_shared() {
                           physical->reach.open_elsewhere(), physical->is_host()});
     }
   }
-  for (std::size_t i = 0; i < foreign_count(); ++i)
+  for (std::size_t i = 0; i < tables().beyond.foreign_count(); ++i)
     shared.push_back({{}, 0, ShareRole::kForeign, 0});
-  for (std::size_t i = 0; i < outside_count(); ++i)
+  for (std::size_t i = 0; i < tables().beyond.outside_count(); ++i)
     shared.push_back({{}, 0, ShareRole::kOutside, 0});
   std::uint32_t holders = 0;
   const auto lender = lending(holders);
