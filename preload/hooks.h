@@ -1,4 +1,4 @@
-// The agent's own answers to the calls of STASIS_OWN_CALLS (calls.h).
+// The agent's own answers to the calls of STASIS_HOOKED_CALLS (calls.h).
 #pragma once
 
 #include "calls.h"
@@ -7,7 +7,7 @@
 namespace stasis::preload::hooks {
 
 #define STASIS_DECLARE(name) fn::name name;
-STASIS_OWN_CALLS(STASIS_DECLARE)
+STASIS_HOOKED_CALLS(STASIS_DECLARE)
 #undef STASIS_DECLARE
 
 }  // namespace stasis::preload::hooks

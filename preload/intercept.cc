@@ -35,7 +35,7 @@ enum Row : int {
 #define STASIS_ROWS_PTSZ(name, ...) k_##name, k_##name##_ptsz,
 #define STASIS_ROWS_PTDS(name, ...) k_##name, k_##name##_ptds,
   STASIS_GATED_CALLS(STASIS_ROW, STASIS_ROWS_PTSZ, STASIS_ROWS_PTDS)
-  STASIS_OWN_CALLS(STASIS_ROW)
+  STASIS_HOOKED_CALLS(STASIS_ROW)
   kRows
 };
 // clang-format on
@@ -79,9 +79,9 @@ struct Gated {
   }
 };
 
-// One of the agent's own, so that it never meets a driver that lacks the call.
+// A call that the agent answers itself. The answer never meets a driver that lacks the call.
 template <int row, auto answer>
-struct Own;
+struct Hook;
 // Those that wait for the device, in which the driver may let a thread be cancelled.
 constexpr bool is_wait(int row) {
   return row == k_cuStreamSynchronize || row == k_cuStreamSynchronize_ptsz ||
@@ -89,7 +89,7 @@ constexpr bool is_wait(int row) {
 }
 
 template <int row, class... Arguments, CUresult (*answer)(Arguments...)>
-struct Own<row, answer> {
+struct Hook<row, answer> {
   static CUresult call(Arguments... arguments) {
     if constexpr (is_wait(row)) {
       return ask(arguments...);
@@ -117,14 +117,14 @@ using RowInfo = HookRow;
     {#name "_ptsz", reinterpret_cast<void*>(&Gated<k_##name##_ptsz, __VA_ARGS__>::call)},
 #define STASIS_INFO_PTDS(name, ...) STASIS_INFO(name, __VA_ARGS__) \
     {#name "_ptds", reinterpret_cast<void*>(&Gated<k_##name##_ptds, __VA_ARGS__>::call)},
-#define STASIS_INFO_OWN(name) {#name, reinterpret_cast<void*>(&Own<k_##name, &hooks::name>::call)},
+#define STASIS_INFO_HOOK(name) {#name, reinterpret_cast<void*>(&Hook<k_##name, &hooks::name>::call)},
 // With a C name and outside of any namespace's reach, because the stubs at the end are assembler.
 extern "C" {
 // NOLINTNEXTLINE(readability-identifier-naming): a C name
 __attribute__((visibility("hidden"))) extern const RowInfo stasis_row_info[kRows];
 const RowInfo stasis_row_info[kRows] = {
   STASIS_GATED_CALLS(STASIS_INFO, STASIS_INFO_PTSZ, STASIS_INFO_PTDS)
-  STASIS_OWN_CALLS(STASIS_INFO_OWN)
+  STASIS_HOOKED_CALLS(STASIS_INFO_HOOK)
 };
 }
 static_assert(sizeof(RowInfo) == 16 && offsetof(RowInfo, hook) == 8, "see the stubs");
@@ -158,7 +158,7 @@ template <class Find>
 void find_all(DriverCalls& calls, Find find) {
 #define STASIS_FIND(name) calls.name = reinterpret_cast<fn::name*>(find(#name));
   STASIS_AGENT_NEEDS(STASIS_FIND)
-  STASIS_OWN_CALLS(STASIS_FIND)
+  STASIS_HOOKED_CALLS(STASIS_FIND)
 #undef STASIS_FIND
 }
 
@@ -395,6 +395,6 @@ asm(".text\n.set stasis_row, 0\n"
     ".set stasis_row, stasis_row + 1\n"
     ".endm\n"
     STASIS_GATED_CALLS(STASIS_EXPORT, STASIS_EXPORT_PTSZ, STASIS_EXPORT_PTDS)
-    STASIS_OWN_CALLS(STASIS_EXPORT)
+    STASIS_HOOKED_CALLS(STASIS_EXPORT)
     ".purgem stasis_export\n");
 // clang-format on

@@ -15,7 +15,7 @@ namespace stasis::preload {
 struct DriverCalls {
 #define STASIS_MEMBER(name) fn::name* name = nullptr;
   STASIS_AGENT_NEEDS(STASIS_MEMBER)
-  STASIS_OWN_CALLS(STASIS_MEMBER)
+  STASIS_HOOKED_CALLS(STASIS_MEMBER)
 #undef STASIS_MEMBER
 };
 const DriverCalls& driver();

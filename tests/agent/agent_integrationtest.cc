@@ -67,7 +67,7 @@ const DriverCalls& driver() {
     DriverCalls all;
 #define STASIS_FIND(name) all.name = found<fn::name>(#name);
     STASIS_AGENT_NEEDS(STASIS_FIND)
-    STASIS_OWN_CALLS(STASIS_FIND)
+    STASIS_HOOKED_CALLS(STASIS_FIND)
 #undef STASIS_FIND
     return all;
   }();

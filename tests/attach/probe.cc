@@ -40,7 +40,7 @@ constexpr std::string_view kDriverCalls[] = {
 #define STASIS_NAME_PTSZ(name, ...) #name, #name "_ptsz",
 #define STASIS_NAME_PTDS(name, ...) #name, #name "_ptds",
     STASIS_GATED_CALLS(STASIS_NAME, STASIS_NAME_PTSZ, STASIS_NAME_PTDS)
-        STASIS_OWN_CALLS(STASIS_NAME)
+        STASIS_HOOKED_CALLS(STASIS_NAME)
 #undef STASIS_NAME
 #undef STASIS_NAME_PTSZ
 #undef STASIS_NAME_PTDS

@@ -446,13 +446,13 @@ END
 #include "calls.h"
 #define BOTH_PTSZ(name, ...) GATED(name) GATED(name##_ptsz)
 #define BOTH_PTDS(name, ...) GATED(name) GATED(name##_ptds)
-#define ALL STASIS_GATED_CALLS(GATED, BOTH_PTSZ, BOTH_PTDS) STASIS_OWN_CALLS(OWN)
+#define ALL STASIS_GATED_CALLS(GATED, BOTH_PTSZ, BOTH_PTDS) STASIS_HOOKED_CALLS(HOOK)
 END
   # Each answers with its number.
   cat >"$dir/functions.c" <<'END'
 #include "names.h"
 #define GATED(name, ...) number_of_##name,
-#define OWN GATED
+#define HOOK GATED
 enum { nothing, ALL };
 #undef GATED
 #define GATED(name, ...) __attribute__((weak)) int name(void) { return number_of_##name; }
@@ -465,7 +465,7 @@ END
 #include <string.h>
 #include "names.h"
 #define GATED(name, ...) int name();
-#define OWN GATED
+#define HOOK GATED
 ALL
 #undef GATED
 #define GATED(name, ...) {#name, name},
@@ -502,7 +502,7 @@ END
 #include <string.h>
 #include "names.h"
 #define GATED(name, ...) {#name, 1},
-#define OWN(name) {#name, 0},
+#define HOOK(name) {#name, 0},
 static struct { const char* name; int is_gated, is_seen; } all[] = {ALL};
 enum { count = sizeof all / sizeof *all };
 int main() {
