@@ -32,14 +32,16 @@ inline std::uint64_t next_number() {
   return ++last;
 }
 
-// Where a piece of physical memory comes from. That others have it, too, is no origin: any but the
-// last two may be exported, to processes that come and go (Physical). Managed memory is the
-// driver's, and no piece of it is known (Managed).
+// Who has made a piece of physical memory for which the agent has a handle of the driver's
+// (Physical). That other processes have it, too, is no origin, as they come and go: Reach says it.
+// In no Physical is managed memory (Managed), and memory of the driver's own, which the agent knows
+// only where another process or a device has it, too (DriverShare, OpenedByDriver, BeyondAgent). Of
+// multicast objects that this process makes: Multicast.
 enum class MemoryOrigin {
-  kServed,     // the agent has made it, for cuMemAlloc or as a unit of a pool (pools.h)
-  kProgram,    // the program has, by cuMemCreate; or it was inherited (sharing.h)
-  kHost,       // the same, of the host's memory
-  kImported,   // another process has
+  kServed,    // the agent, for cuMemAlloc: a whole allocation, or a unit of small ones or of a pool
+  kProgram,   // the program, by cuMemCreate on a device; or inherited there (sharing.h)
+  kHost,      // the same, of the host's memory
+  kImported,  // another process: a descriptor, or cuIpcOpenMemHandle, gave it to this one
   kMulticast,  // the same, and it is no memory: an object of cuMulticastCreate
 };
 

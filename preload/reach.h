@@ -78,6 +78,9 @@ class Reach {
  private:
   ShareKey key_{};
   std::uint64_t share_ = 0;
+  // Each is independent of the others: of a piece that is open elsewhere a descriptor may be given
+  // out, a device may have it as a dma-buf until that is freed, hardware may have it for ever, and
+  // the driver may refuse to export it since a restore, in any combination.
   unsigned open_elsewhere_ = 0;
   bool is_given_out_ = false;
   bool stays_ = false;
