@@ -205,12 +205,21 @@ void Session::answer() {
     g_pinned.close_while_held();
     return done();
   }
+  tell_counts();
+  for (std::size_t i = 0; i < std::size(arguments_); ++i)
+    __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
+  serve(command);
+}
+
+// Of what is shared and of managed memory, as it is now.
+void Session::tell_counts() {
   page_.driver_share_count = shared_pieces();
   count_shared(page_.share_count);
   write_managed_areas(page_.managed_areas, g_forks_pass);
   page_.multicast_count = multicast_count();
-  for (std::size_t i = 0; i < std::size(arguments_); ++i)
-    __atomic_load(&page_.arguments[i], &arguments_[i], __ATOMIC_RELAXED);
+}
+
+void Session::serve(AgentCommand command) {
   switch (command) {
     case AgentCommand::kNone:
       return done();

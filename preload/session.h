@@ -34,6 +34,9 @@ bool holds_page(int fd);
 inline constexpr int kExportRoom = 4 * direct::kExportBatch;
 
 class Session {
+  using Clock = std::chrono::steady_clock;
+  class PeersTimeout;
+
  public:
   explicit Session(direct::ControlPage& page, int fd);
 
@@ -64,6 +67,8 @@ class Session {
   void refuse_ending() { refuse(cuda::CUDA_ERROR_DEINITIALIZED, "it is about to exit", "let it"); }
 
   void answer();
+  void tell_counts();
+  void serve(direct::AgentCommand command);
 
   std::byte* buffer() const { return reinterpret_cast<std::byte*>(buffer_address_); }
 
@@ -82,6 +87,8 @@ class Session {
   void prepare();
   bool refuse_deep_bound();
   void close_gate();
+  bool hold_calls(const PeersTimeout& timeout);
+  bool finish_work(const PeersTimeout& timeout);
   void export_batch();
   void close_exported();
   void pin();
@@ -99,9 +106,6 @@ class Session {
   void adopt();
   void close_sockets();
   void undo();
-
-  using Clock = std::chrono::steady_clock;
-  class PeersTimeout;
 
   direct::ControlPage& page_;
   const int fd_;

@@ -87,47 +87,58 @@ class Session::PeersTimeout final : public Timeout {
   const Session& session_;
 };
 
+// Closes the gate when no stream is being captured and no library has been opened past the agent
+// since prepare(). False: it is open, and the command is refused.
+bool Session::hold_calls(const PeersTimeout& timeout) {
+  const auto refused = [&](cuda::CUresult result, const char* what, auto value) {
+    refuse(result, what, value);
+    return false;
+  };
+  for (;;) {
+    if (!Gate::close(timeout))
+      return refused(cuda::CUDA_ERROR_NOT_READY,
+                     "a call of the driver did not return within milliseconds", arguments_[0]);
+    if (g_ending.load()) {
+      Gate::open();
+      refuse_ending();
+      return false;
+    }
+    const bool opened = deep_loads() != deep_loads_;
+    const bool captures = captures_in_progress() != 0;
+    if (!opened && !captures) return true;
+    Gate::open();
+    if (opened && refuse_deep_bound()) return false;
+    if (timeout.over())
+      return opened ? refused(cuda::CUDA_ERROR_NOT_SUPPORTED,
+                              "all the time it opens libraries with", "RTLD_DEEPBIND")
+                    : refused(cuda::CUDA_ERROR_NOT_READY,
+                              "a stream was being captured for milliseconds", arguments_[0]);
+    // Waiting for the device would spoil the capture, which soon ends by itself.
+    if (captures) ::usleep(1000);
+  }
+}
+
+// With the gate closed. False: it is open, and the command is refused.
+bool Session::finish_work(const PeersTimeout& timeout) {
+  // With all memory the driver's, its lock waits for the devices, and needs no thread for it.
+  if (page_.origin == direct::AgentOrigin::kHooked) return true;
+  Outcome outcome;
+  const auto waited = wait_for_devices(timeout, outcome);
+  if (waited == Waited::kDone) return true;
+  Gate::open();
+  if (waited == Waited::kFailed)
+    report(outcome);
+  else
+    refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds",
+           arguments_[0]);
+  return false;
+}
+
 void Session::close_gate() {
   if (!expect(AgentState::kRunning)) return;
   if (g_ending.load()) return refuse_ending();
   const PeersTimeout timeout(*this, Clock::now() + milliseconds(arguments_[0]));
-  for (;;) {
-    if (!Gate::close(timeout))
-      return refuse(cuda::CUDA_ERROR_NOT_READY,
-                    "a call of the driver did not return within milliseconds", arguments_[0]);
-    if (g_ending.load()) {
-      Gate::open();
-      return refuse_ending();
-    }
-    const bool opened = deep_loads() != deep_loads_;
-    const bool captures = captures_in_progress() != 0;
-    if (!opened && !captures) break;
-    Gate::open();
-    if (opened && refuse_deep_bound()) return;
-    if (timeout.over()) {
-      if (opened)
-        return refuse(cuda::CUDA_ERROR_NOT_SUPPORTED, "all the time it opens libraries with",
-                      "RTLD_DEEPBIND");
-      return refuse(cuda::CUDA_ERROR_NOT_READY, "a stream was being captured for milliseconds",
-                    arguments_[0]);
-    }
-    // Waiting for the device would spoil the capture, which soon ends by itself.
-    if (captures) ::usleep(1000);
-  }
-  Outcome outcome;
-  // With all memory the driver's, its lock waits for the devices, and needs no thread for it.
-  const bool is_drivers = page_.origin == direct::AgentOrigin::kHooked;
-  switch (is_drivers ? Waited::kDone : wait_for_devices(timeout, outcome)) {
-    case Waited::kDone:
-      break;
-    case Waited::kTimeout:
-      Gate::open();
-      return refuse(cuda::CUDA_ERROR_NOT_READY, "the device did not finish within milliseconds",
-                    arguments_[0]);
-    case Waited::kFailed:
-      Gate::open();
-      return report(outcome);
-  }
+  if (!hold_calls(timeout) || !finish_work(timeout)) return;
   finish_frees();
   if (managed_areas() > 0) Copiers::start();
   try_exports();
