@@ -25,7 +25,10 @@ inline void wait(std::atomic<std::uint32_t>& word, std::uint32_t value, bool sha
             nullptr, 0);
 }
 
-inline void wake_all(std::atomic<std::uint32_t>& word, bool shared) {
+// A word may be of a type of its own, an enum of its values.
+template <class Word>
+void wake_all(std::atomic<Word>& word, bool shared) {
+  static_assert(sizeof(std::atomic<Word>) == sizeof(std::uint32_t), "the kernel's words");
   const int flags = shared ? 0 : FUTEX_PRIVATE_FLAG;
   ::syscall(SYS_futex, &word, FUTEX_WAKE | flags, INT_MAX, nullptr, nullptr, 0);
 }

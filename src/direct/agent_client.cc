@@ -100,7 +100,7 @@ void AgentClient::end_precopy() {
   if (page_->precopy_state.compare_exchange_strong(copies, PrecopyState::kNo)) return;
   auto ends = PrecopyState::kEnds;
   if (!page_->precopy_state.compare_exchange_strong(ends, PrecopyState::kNo)) return;
-  futex::wake_all(reinterpret_cast<std::atomic<std::uint32_t>&>(page_->precopy_state), true);
+  futex::wake_all(page_->precopy_state, true);
 }
 
 bool AgentClient::wants_its_memory() const {
