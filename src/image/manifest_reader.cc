@@ -117,7 +117,7 @@ Result<Json> parse_object(std::string_view text) {
   if (auto problem = json_problem(text, limits); !problem.empty()) return wrong(std::move(problem));
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return wrong("it is no JSON object");
-  return json;
+  return Result<Json>(tl::in_place, std::move(json));
 }
 
 Result<void> check_trailer(std::string_view text) {
