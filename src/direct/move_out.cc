@@ -123,7 +123,7 @@ class MoveOut {
     if (auto closed = hold_back_settled(); !closed) return give_up(std::move(closed.error()));
     if (agents_.empty()) return state_.content.end_image(options_.image);
     if (auto fits = check_image_room(); !fits) return give_up(std::move(fits.error()));
-    if (surveys_) {
+    if (host_room_ != HostRoom::kEnough) {
       if (auto looked = make_room_by_zeros(); !looked) return give_up(std::move(looked.error()));
       if (agents_.empty()) return {};
     }
@@ -290,17 +290,18 @@ class MoveOut {
         sizes[agent.pid()] = agent.bytes();
       room_for_all = tree_.check_host_memory({}, sizes);
     }
-    // Where there is no room for all, there may be for what is not zeros: they are counted, too.
-    is_tight_ = !room_for_all;
-    if (is_tight_ && options_.part != nullptr) return room_for_all;
-    // For one process: several would be stopped together once more, as would the parts of a group.
-    surveys_ = is_tight_ || (buffers && options_.part == nullptr && agents_.size() == 1 &&
-                             agents_.bytes() >= survey_from() && !agents_.have_few_zeros());
+    if (!room_for_all) {
+      if (options_.part != nullptr) return room_for_all;
+      host_room_ = HostRoom::kTight;
+    } else if (buffers && is_worth_survey()) {
+      host_room_ = HostRoom::kSurvey;
+    }
+    const bool touches = buffers && host_room_ == HostRoom::kEnough;
     std::map<Pid, std::uint64_t> elsewhere;
     std::map<std::string, std::uint64_t> to_come;
     for (const auto& agent : agents_) {
       elsewhere[agent.pid()] = agent.bytes();
-      if (!buffers || surveys_) continue;
+      if (!touches) continue;
       for (const proc::MemoryCgroup& one : proc::memory_cgroups(agent.pid()))
         to_come[one.directory] += agent.bytes();
     }
@@ -315,7 +316,13 @@ class MoveOut {
         check_mover_memory(env_, state_.mover.gpus(), state_.mover.expected(env_), in_buffers));
     // A context takes as long as touching gigabytes, so the tool does both at once.
     state_.mover.begin(env_);
-    return buffers && !surveys_ ? touch_buffers() : Result<void>();
+    return touches ? touch_buffers() : Result<void>();
+  }
+
+  // For one process: several would be stopped together once more, as would the parts of a group.
+  bool is_worth_survey() const {
+    return options_.part == nullptr && agents_.size() == 1 && agents_.bytes() >= survey_from() &&
+           !agents_.have_few_zeros();
   }
 
   // With the gates closed. If much of the memory is zeros, only the rest of it needs host memory,
@@ -324,7 +331,7 @@ class MoveOut {
     STASIS_TRY_ASSIGN(const auto zeros, find_zeros());
     const bool few = sum_of(zeros) < agents_.bytes() / 2;
     if (agents_.size() == 1) agents_.note_few_zeros(few);
-    if (is_tight_ || !few) return tree_.check_host_memory(zeros);
+    if (host_room_ == HostRoom::kTight || !few) return tree_.check_host_memory(zeros);
     STASIS_TRY(agents_.begin()->ask(AgentCommand::kOpen, direct::kKeepBuffer, kAtOnce));
     phases_.runs();
     tree_.forget_gates();
@@ -613,8 +620,14 @@ class MoveOut {
   Phases& phases_;
   const MoveOutPlan plan_;
   std::map<Pid, std::uint64_t> touched_;  // where the buffers are
-  bool surveys_ = false;
-  bool is_tight_ = false;  // the host has no room for all
+  // What the host has for the content. Unless that is enough, the zeros are counted behind closed
+  // gates, and no buffer is touched before that.
+  enum class HostRoom {
+    kEnough,
+    kSurvey,  // it is, and much of it may not be needed
+    kTight,   // not for all, but perhaps for what is not zeros
+  };
+  HostRoom host_room_ = HostRoom::kEnough;
 };
 
 // The driver holds it, as a killed tool has left it, and its agent has its memory still: that may
