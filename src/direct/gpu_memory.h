@@ -50,9 +50,9 @@ class GpuMemory {
   // image "content", until it is complete, and "evict". With CopyOrder::kBeside the mover still
   // copies when this returns, where the agents can pin it meanwhile (ADR 33): finish_out() waits
   // for the end.
-  Result<void> move_out(const Environment& env, ProcessTree& tree, const QuiesceOptions& options,
-                        Phases& phases) {
-    return stasis::move_out(*state_, env, tree, options, phases);
+  Result<void> move_out(const Environment& env, ProcessTree& tree, const MoveOutPlan& plan,
+                        const QuiesceOptions& options, Phases& phases) {
+    return stasis::move_out(*state_, env, tree, plan, options, phases);
   }
   // Called when the driver has checkpointed all processes, before they are left like that. After an
   // error they have to be rolled back: kProcessGone, AgentSet::check_sharers_live(). The phase is

@@ -66,7 +66,7 @@ std::uint64_t sum_of(const std::map<Pid, std::uint64_t>& bytes) {
 // One run of move_out().
 class MoveOut {
  public:
-  MoveOut(MemoryState& state, const Environment& env, ProcessTree& tree,
+  MoveOut(MemoryState& state, const Environment& env, ProcessTree& tree, const MoveOutPlan& plan,
           const QuiesceOptions& options, Phases& phases)
       : state_(state),
         agents_(state.agents),
@@ -74,7 +74,7 @@ class MoveOut {
         tree_(tree),
         options_(options),
         phases_(phases),
-        plan_(MoveOutPlan::make(env, tree, options)) {}
+        plan_(plan) {}
 
   Result<void> run() {
     STASIS_TRY(move_out());
@@ -90,10 +90,10 @@ class MoveOut {
   Result<void> move_out() {
     for (const TreeMember& member : tree_.members())
       if (member.initial) state_.known.insert(member.process.pid());
-    if (plan_.mover_when_quiesced) state_.mover.wait_until_quiesced();
+    if (plan_.mover_when_quiesced()) state_.mover.wait_until_quiesced();
     STASIS_TRY(refuse_half_way(tree_));
-    if (plan_.way == MoveOutPlan::Way::kDriver) {
-      if (options_.again != Retry::kByDriver) tell_why_driver();
+    if (plan_.by_driver()) {
+      if (!plan_.why_driver.empty()) tell_of_driver(env_, plan_.running, plan_.why_driver);
       return refuse_imports();
     }
     if (!env_.mover) return fail(ErrorCode::kNotSupported, "no mover is available");
@@ -194,12 +194,6 @@ class MoveOut {
     });
   }
 
-  void tell_why_driver() {
-    const bool chosen = options_.path == MemoryPath::kDriver;
-    tell_of_driver(env_, plan_.running,
-                   chosen ? "asked for (--path driver)" : "no mover is available");
-  }
-
   // Brings all back to how it was, so that the driver moves the memory. An error: the driver path
   // is closed as well, or was not asked for.
   Result<void> give_up(Error why) {
@@ -233,7 +227,7 @@ class MoveOut {
     if (done && plan_.only_agents()) done = require_all();
     if (done) tell_of_those_without_memory();
     if (done && agents_.empty()) return {};
-    if (plan_.mover_when_quiesced) {
+    if (plan_.mover_when_quiesced()) {
       auto begun = state_.mover.join();
       if (done) done = std::move(begun);
     } else if (done) {
@@ -249,7 +243,7 @@ class MoveOut {
 
   // The mover works beside the programs then: not where its context is made when they stand still.
   bool precopies() const {
-    return options_.image != nullptr && !plan_.mover_when_quiesced &&
+    return options_.image != nullptr && !plan_.mover_when_quiesced() &&
            is_worth_precopying(env_, *options_.image, agents_.bytes());
   }
 
@@ -422,9 +416,9 @@ class MoveOut {
     // A mover's contexts must be there before any process runs again (ADR 31), or is told that all
     // stand still: one without a gate runs as soon as the driver's lock fails.
     const bool while_copying =
-        plan_.order == CopyOrder::kBeside && all_behind_gates() && !plan_.beside_restored;
+        plan_.order == CopyOrder::kBeside && all_behind_gates() && !plan_.beside_restored();
     Result<void> done;
-    if (plan_.mover_when_quiesced && !while_copying && !state_.mover) done = make_mover();
+    if (plan_.mover_when_quiesced() && !while_copying && !state_.mover) done = make_mover();
     if (done && options_.on_quiesced) options_.on_quiesced();
     if (done && options_.image == nullptr) done = check_growth();
     if (done && plan_.only_agents()) done = require_nothing_stays();
@@ -445,7 +439,7 @@ class MoveOut {
       done = copy_beside();
       return done ? done : give_up(std::move(done.error()));
     }
-    if (done && plan_.mover_when_quiesced && while_copying && !state_.mover) done = make_mover();
+    if (done && plan_.mover_when_quiesced() && while_copying && !state_.mover) done = make_mover();
     if (done) done = copy_out();
     if (done) done = env_.interrupt.check();
     if (done) {
@@ -464,7 +458,7 @@ class MoveOut {
 
   Result<void> make_mover() {
     phases_.begin("mover");
-    if (plan_.beside_restored) {
+    if (plan_.beside_restored()) {
       const auto& gpus = state_.mover.gpus();
       STASIS_TRY(hold_neighbours(state_, env_, tree_.infos(), {gpus.begin(), gpus.end()},
                                  options_.timeout));
@@ -618,7 +612,7 @@ class MoveOut {
   ProcessTree& tree_;
   const QuiesceOptions& options_;
   Phases& phases_;
-  const MoveOutPlan plan_;
+  const MoveOutPlan& plan_;
   std::map<Pid, std::uint64_t> touched_;  // where the buffers are
   // What the host has for the content. Unless that is enough, the zeros are counted behind closed
   // gates, and no buffer is touched before that.
@@ -649,17 +643,24 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
       (is_left_to_driver(member.process) ? plan.left : plan.running).push_back(&member.process);
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
-  for (const Process* process : plan.running) {
-    const auto seen = direct::probe_agent(process->pid());
-    if (seen && *seen && (*seen)->held_before) plan.mover_when_quiesced = true;
-  }
-  if (options.path == MemoryPath::kDirect)
-    plan.way = Way::kNothingElse;
-  else if (options.path == MemoryPath::kDriver || !env.mover)
+  if (options.again == Retry::kByDriver) {
     plan.way = Way::kDriver;
-  plan.beside_restored =
-      plan.way != Way::kDriver && !restored_neighbours(env, tree.infos(), {}).empty();
-  if (plan.beside_restored) plan.mover_when_quiesced = true;
+  } else if (options.path == MemoryPath::kDirect) {
+    plan.way = Way::kNothingElse;
+  } else if (options.path == MemoryPath::kDriver || !env.mover) {
+    plan.way = Way::kDriver;
+    plan.why_driver =
+        options.path == MemoryPath::kDriver ? "asked for (--path driver)" : "no mover is available";
+  }
+  const bool held_before =
+      std::any_of(plan.running.begin(), plan.running.end(), [](const Process* process) {
+        const auto seen = direct::probe_agent(process->pid());
+        return seen && *seen && (*seen)->held_before;
+      });
+  if (!restored_neighbours(env, tree.infos(), {}).empty())
+    plan.contexts = Contexts::kBesideRestored;
+  else if (held_before)
+    plan.contexts = Contexts::kWhenQuiesced;
   const bool first =
       options.for_dump || options.again == Retry::kCopyFirst || options.on_quiesced != nullptr;
   plan.order = first ? CopyOrder::kFirst : CopyOrder::kBeside;
@@ -667,8 +668,8 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
 }
 
 Result<void> move_out(MemoryState& state, const Environment& env, ProcessTree& tree,
-                      const QuiesceOptions& options, Phases& phases) {
-  return MoveOut(state, env, tree, options, phases).run();
+                      const MoveOutPlan& plan, const QuiesceOptions& options, Phases& phases) {
+  return MoveOut(state, env, tree, plan, options, phases).run();
 }
 
 }  // namespace stasis

@@ -1,10 +1,10 @@
-// The way out: the mover evicts the GPU memory of a group's processes that have the agent. Private
-// to src/direct.
+// The way out: the mover evicts the GPU memory of a process tree's processes that have the agent.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/phases.h"
@@ -15,10 +15,12 @@
 namespace stasis {
 
 // When content is copied: beside the driver's checkpoint, from memory that the agents have pinned,
-// or before the driver does anything. Into an image it is always the latter.
+// or before the driver does anything. The latter for three reasons: a dump, whose image has to have
+// the content when CRIU goes on; a caller that keeps the driver busy as soon as all are quiesced
+// (SuspendOptions::on_quiesced); Retry::kCopyFirst.
 enum class CopyOrder { kBeside, kFirst };
 
-// How a group is quiesced.
+// How a process tree is quiesced.
 struct QuiesceOptions {
   std::chrono::milliseconds timeout{};  // for the gates, and for the driver's lock; zero: none
   bool ignore_obstacles = false;
@@ -26,37 +28,47 @@ struct QuiesceOptions {
   MemoryPath path = MemoryPath::kAutomatic;
   const IntoImage* image = nullptr;  // otherwise into the processes' own memory
   bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
-  Retry again = Retry::kNone;        // what the error of the try before had; its reason is told
+  Retry again = Retry::kNone;        // what the error of the try before had, which is told
   std::function<void()> on_quiesced = {};  // as in SuspendOptions
   // Of a group of several nodes: nothing is copied or evicted before all its parts are quiesced.
   GroupPart* part = nullptr;
 };
 
-// Which processes, by which way and in which order: decided once, before any process is touched.
+// Which processes, by which way and in which order: decided once for each try, before any process
+// is touched, from what the user wants and what the try before has found (QuiesceOptions::again).
 struct MoveOutPlan {
   enum class Way {
     kDriver,       // agents are left alone
     kAgents,       // and what cannot leave that way is left to the driver
     kNothingElse,  // what cannot leave that way is a failure
   };
+  // When the contexts of a mover are made (direct/mover_server.h).
+  enum class Contexts {
+    kAtOnce,          // while the programs run
+    kWhenQuiesced,    // the driver has restored one of them before
+    kBesideRestored,  // and one of another tree, on the same GPUs, which is held meanwhile
+                      // (direct/held_neighbours.h)
+  };
 
   static MoveOutPlan make(const Environment& env, const ProcessTree& tree,
                           const QuiesceOptions& options);
+  bool by_driver() const { return way == Way::kDriver; }
   bool only_agents() const { return way == Way::kNothingElse; }
+  bool mover_when_quiesced() const { return contexts != Contexts::kAtOnce; }
+  bool beside_restored() const { return contexts == Contexts::kBesideRestored; }
 
   Way way = Way::kAgents;
+  std::string why_driver = {};  // for the user; empty: that was told
+  // Of the tree, until that grows.
   std::vector<const Process*> running;
   std::vector<const Process*> locked;  // by another tool
   std::vector<const Process*> left;    // with the driver, by a tool that was killed
   CopyOrder order = CopyOrder::kBeside;
-  // The driver has restored one of them before: a mover's contexts are made when they stand still.
-  bool mover_when_quiesced = false;
-  // One of another tree, on the same GPUs: it is held meanwhile (direct/held_neighbours.h).
-  bool beside_restored = false;
+  Contexts contexts = Contexts::kAtOnce;
 };
 
 // GpuMemory::move_out().
 Result<void> move_out(MemoryState& state, const Environment& env, ProcessTree& tree,
-                      const QuiesceOptions& options, Phases& phases);
+                      const MoveOutPlan& plan, const QuiesceOptions& options, Phases& phases);
 
 }  // namespace stasis

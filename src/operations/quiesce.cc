@@ -12,7 +12,6 @@
 #include "checkpoint/ranks.h"
 #include "direct/agent_probe.h"
 #include "direct/hold_back.h"
-#include "direct/neighbours.h"
 #include "operations/refusals.h"
 
 namespace stasis {
@@ -37,8 +36,8 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
                           Phases& phases) {
   ProcessTree& tree = opened.tree;
   if (options.for_dump) tree.drop_zeros();
-  const bool beside = !restored_neighbours(env, tree.infos(), {}).empty();
-  STASIS_TRY(opened.direct.move_out(env, tree, options, phases));
+  const MoveOutPlan plan = MoveOutPlan::make(env, tree, options);
+  STASIS_TRY(opened.direct.move_out(env, tree, plan, options, phases));
   GroupPart* const part = options.part;
   if (part != nullptr && !part->is_quiesced()) {
     phases.begin("meet");
@@ -53,14 +52,13 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     const bool others = part != nullptr && !part->is_quiesced();
     STASIS_TRY(others ? lock_together(env, tree, *part, phases)
                       : tree.lock(options.timeout, env.interrupt));
-    if (options.path != MemoryPath::kDriver) opened.direct.tell_of_new(env, tree);
+    if (!plan.by_driver()) opened.direct.tell_of_new(env, tree);
     if (options.on_quiesced) options.on_quiesced();
     // Once more: the lock may have taken seconds, in which the ranks of a job have met.
     std::set<Pid> none;
     if (!options.ignore_obstacles) {
       STASIS_TRY(refuse_driver_obstacles(env, tree.members(), false, none, true));
-      const bool by_driver = options.path == MemoryPath::kDriver;
-      STASIS_TRY(opened.direct.refuse_late_sharing(env, tree, by_driver));
+      STASIS_TRY(opened.direct.refuse_late_sharing(env, tree, plan.by_driver()));
     }
     phases.begin("checkpoint");
     STASIS_TRY(tree.park_threads());
@@ -79,7 +77,8 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     for (const TreeMember& member : tree.members())
       if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());
     // The driver has the GPU switched for it.
-    if (beside) STASIS_TRY(opened.direct.hold_neighbours(env, tree.infos(), {}, options.timeout));
+    if (plan.beside_restored())
+      STASIS_TRY(opened.direct.hold_neighbours(env, tree.infos(), {}, options.timeout));
     STASIS_TRY(tree.checkpoint(env.progress, env.interrupt));
     // A checkpoint takes seconds, in which a process without CUDA can start one that has.
     STASIS_TRY_ASSIGN(more, tree.probe_again());

@@ -43,7 +43,6 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
   how.part = options.part;
   how.again = again;
-  if (again == Retry::kByDriver) how.path = MemoryPath::kDriver;
   if (options.on_quiesced) {
     how.on_quiesced = [told = false, &options]() mutable {
       if (!std::exchange(told, true)) options.on_quiesced();
