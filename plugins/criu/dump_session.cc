@@ -616,10 +616,8 @@ Result<void> DumpSession::record_image() {
     if (!member.initial || !member.process.alive()) continue;
     const auto details = procfs.details(member.process.pid());
     if (!details) return fail(Error(details.error()));
-    const auto use = state_->tree->gpu_use().find(member.process.pid());
     record.processes.push_back(
-        {details->ns_pid, *member.initial,
-         use == state_->tree->gpu_use().end() ? std::vector<GpuUse>() : use->second});
+        {details->ns_pid, *member.initial, state_->tree->gpu_use_of(member.process.pid())});
     if (*member.initial == CudaState::kCheckpointed) continue;
     ours = true;
     ++count;

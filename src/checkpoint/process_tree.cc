@@ -155,6 +155,11 @@ std::uint64_t ProcessTree::gpu_bytes() const {
   return sum;
 }
 
+std::vector<GpuUse> ProcessTree::gpu_use_of(Pid pid) const {
+  const auto use = gpu_use_.find(pid);
+  return use != gpu_use_.end() ? use->second : std::vector<GpuUse>();
+}
+
 Result<bool> ProcessTree::refresh(Pid root) {
   const auto gone = [&] {
     const proc::ProcessInfo& info = members_.front().process.info();

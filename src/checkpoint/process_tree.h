@@ -134,6 +134,8 @@ class ProcessTree {
   Result<std::map<Pid, std::vector<GpuUse>>> members_use() const;
   // What is used where, by process, as far as NVML knows; taken before the checkpoint.
   const std::map<Pid, std::vector<GpuUse>>& gpu_use() const { return gpu_use_; }
+  // Empty where nothing is known of it.
+  std::vector<GpuUse> gpu_use_of(Pid pid) const;
   std::uint64_t gpu_bytes() const;
 
  private:

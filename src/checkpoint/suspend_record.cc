@@ -94,9 +94,8 @@ Result<void> remember_suspended(const Process& process, const SuspendedMemory& m
 void remember_suspended(const ProcessTree& tree) {
   forget_the_dead();
   for (const TreeMember& member : tree.members()) {
-    const auto use = tree.gpu_use().find(member.process.pid());
-    if (!member.initial || use == tree.gpu_use().end()) continue;
-    SuspendedMemory memory{use->second, {}};
+    SuspendedMemory memory{tree.gpu_use_of(member.process.pid()), {}};
+    if (!member.initial || memory.uses.empty()) continue;
     if (tree.cuda_count() > 1) memory.with = tree.members().front().process.info().id();
     (void)remember_suspended(member.process, memory);
   }

@@ -24,10 +24,8 @@ namespace stasis {
 namespace {
 
 std::vector<GpuMemoryRecord> gpu_memory_of(const ProcessTree& tree, const TreeMember& member) {
-  std::vector<GpuUse> uses;
-  if (auto use = tree.gpu_use().find(member.process.pid()); use != tree.gpu_use().end()) {
-    uses = use->second;
-  } else if (member.initial) {
+  std::vector<GpuUse> uses = tree.gpu_use_of(member.process.pid());
+  if (uses.empty() && member.initial) {
     if (auto memory = recall_suspended(member.process)) uses = std::move(memory->uses);
   }
   std::vector<GpuMemoryRecord> out;

@@ -51,12 +51,10 @@ Result<void> roll_back_tree(const Environment& env, ProcessTree& tree) {
     if (!member.initial || *member.initial == CudaState::kCheckpointed) continue;
     const auto state = member.process.cuda_state();
     if (!state || *state != CudaState::kCheckpointed) continue;
-    const auto use = tree.gpu_use().find(member.process.pid());
-    std::vector<GpuUse> uses;
-    if (use != tree.gpu_use().end())
-      uses = use->second;
-    else if (auto memory = recall_suspended(member.process))
-      uses = std::move(memory->uses);  // an operation before has left it so
+    std::vector<GpuUse> uses = tree.gpu_use_of(member.process.pid());
+    // An operation before may have left it so.
+    if (auto memory = uses.empty() ? recall_suspended(member.process) : std::nullopt)
+      uses = std::move(memory->uses);
     processes.push_back(member.process.pid());
     needed.insert(needed.end(), uses.begin(), uses.end());
   }
@@ -178,8 +176,7 @@ ProcessReport report_process(const Process& process, bool cuda, std::uint64_t gp
 std::vector<ProcessReport> report_processes(const ProcessTree& tree) {
   std::vector<ProcessReport> out;
   for (const TreeMember& member : tree.members()) {
-    const auto use = tree.gpu_use().find(member.process.pid());
-    const std::uint64_t bytes = use == tree.gpu_use().end() ? 0 : total_bytes(use->second);
+    const std::uint64_t bytes = total_bytes(tree.gpu_use_of(member.process.pid()));
     out.push_back(report_process(member.process, member.initial.has_value(), bytes));
   }
   return out;
