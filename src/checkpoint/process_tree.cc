@@ -160,6 +160,41 @@ std::vector<GpuUse> ProcessTree::gpu_use_of(Pid pid) const {
   return use != gpu_use_.end() ? use->second : std::vector<GpuUse>();
 }
 
+Result<bool> ProcessTree::begins_to_use_cuda(TreeMember& member, proc::FrozenCgroups& cgroups) {
+  if (member.initial) return false;
+  auto state = ask_with_deadline(member.process, false, procfs_, cgroups);
+  if (!state && has_gone(member.process, state.error())) return false;
+  if (!state) return fail(std::move(state.error()));
+  if (!*state) return false;
+  STASIS_TRY(refuse_ourselves(member.process));
+  member.initial = **state;
+  return true;
+}
+
+Result<std::optional<TreeMember>> ProcessTree::open_member(const proc::ProcessInfo& info, Pid root,
+                                                           proc::FrozenCgroups& cgroups) {
+  const bool is_root = info.pid == root;
+  if (info.has_ended() && !is_root) return std::nullopt;
+  auto process = Process::open(*driver_, info.pid, procfs_);
+  if (!process) {
+    const ErrorCode code = process.error().code;
+    if (!is_root && (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie))
+      return std::nullopt;
+    return fail(std::move(process.error()));
+  }
+  const auto parent = std::find_if(members_.begin(), members_.end(), [&](const TreeMember& m) {
+    return m.process.pid() == info.parent;
+  });
+  const bool forked_from_cuda = parent != members_.end() && parent->initial;
+  auto state = ask_with_deadline(*process, forked_from_cuda, procfs_, cgroups);
+  if (!state) {
+    if (!is_root && has_gone(*process, state.error())) return std::nullopt;
+    return fail(std::move(state.error()));
+  }
+  if (*state) STASIS_TRY(refuse_ourselves(*process));
+  return TreeMember{std::move(*process), *state};
+}
+
 Result<bool> ProcessTree::refresh(Pid root) {
   const auto gone = [&] {
     const proc::ProcessInfo& info = members_.front().process.info();
@@ -186,41 +221,16 @@ Result<bool> ProcessTree::refresh(Pid root) {
       return m.process.id() == info.id();
     });
     if (known != members_.end()) {
-      if (known->initial) continue;
-      auto state = ask_with_deadline(known->process, false, procfs_, cgroups);
-      if (!state && has_gone(known->process, state.error())) continue;
-      if (!state) return fail(std::move(state.error()));
-      if (!*state) continue;
-      STASIS_TRY(refuse_ourselves(known->process));
-      known->initial = **state;
-      changed = more_cuda = true;
+      STASIS_TRY_ASSIGN(const bool begins, begins_to_use_cuda(*known, cgroups));
+      changed = changed || begins;
+      more_cuda = more_cuda || begins;
       continue;
     }
-    if (info.has_ended()) {
-      if (info.pid != root) continue;
-    }
-    auto process = Process::open(*driver_, info.pid, procfs_);
-    if (!process) {
-      if (info.pid == root) return fail(std::move(process.error()));
-      const ErrorCode code = process.error().code;
-      if (code == ErrorCode::kNoSuchProcess || code == ErrorCode::kZombie) continue;
-      return fail(std::move(process.error()));
-    }
-    const auto parent = std::find_if(members_.begin(), members_.end(), [&](const TreeMember& m) {
-      return m.process.pid() == info.parent;
-    });
-    const bool forked_from_cuda = parent != members_.end() && parent->initial;
-    auto state = ask_with_deadline(*process, forked_from_cuda, procfs_, cgroups);
-    if (!state) {
-      if (info.pid != root && has_gone(*process, state.error())) continue;
-      return fail(std::move(state.error()));
-    }
-    if (*state) {
-      STASIS_TRY(refuse_ourselves(*process));
-    }
-    members_.push_back({std::move(*process), *state});
+    STASIS_TRY_ASSIGN(auto added, open_member(info, root, cgroups));
+    if (!added) continue;
     changed = true;
-    more_cuda = more_cuda || state->has_value();
+    more_cuda = more_cuda || added->initial;
+    members_.push_back(std::move(*added));
   }
   if (changed && on_members_changed) {
     STASIS_TRY(on_members_changed(members_));
@@ -315,9 +325,7 @@ Error runs_again(const Process& process) {
 
 }  // namespace
 
-Result<void> ProcessTree::in_parallel(CudaState wanted,
-                                      const std::function<Result<void>(Process&)>& act,
-                                      std::string_view phase, Progress& progress, bool may_end) {
+Result<std::vector<Process*>> ProcessTree::members_in(CudaState wanted, IfGone if_gone) {
   std::vector<Process*> selected;
   for (TreeMember& member : members_) {
     if (!member.initial || !member.process.alive()) continue;
@@ -328,11 +336,18 @@ Result<void> ProcessTree::in_parallel(CudaState wanted,
     }
     if (*state == wanted) selected.push_back(&member.process);
     // No lock has reached what runs by now, or does not use CUDA any more.
-    const bool is_another =
-        wanted == CudaState::kLocked && !may_end && (!*state || *state == CudaState::kRunning);
+    const bool is_another = wanted == CudaState::kLocked && if_gone == IfGone::kFail &&
+                            (!*state || *state == CudaState::kRunning);
     if (is_another && !procfs_.is_ending(member.process.pid()))
       return fail(*state ? runs_again(member.process) : another_program(member.process));
   }
+  return selected;
+}
+
+Result<void> ProcessTree::in_parallel(CudaState wanted,
+                                      const std::function<Result<void>(Process&)>& act,
+                                      std::string_view phase, Progress& progress, IfGone if_gone) {
+  STASIS_TRY_ASSIGN(const auto selected, members_in(wanted, if_gone));
   // The driver keeps the content in the target's own memory: its growth is the progress.
   const auto resident = [&] {
     std::uint64_t sum = 0;
@@ -344,34 +359,27 @@ Result<void> ProcessTree::in_parallel(CudaState wanted,
   const std::uint64_t before = resident();
   std::vector<Result<void>> results(selected.size());
   std::atomic<std::size_t> running = selected.size();
-  const auto work = [&] {
-    at_once(selected.size(), [&](std::size_t i) {
-      results[i] = act(*selected[i]);
-      --running;
-    });
+  const auto act_on = [&](std::size_t i) {
+    results[i] = act(*selected[i]);
+    --running;
   };
-  std::jthread workers;
-  try {
-    workers = std::jthread(work);
-  } catch (const std::system_error&) {
-    work();  // without progress then
-  }
-  const auto start = Clock::now();
-  auto told = start;
-  while (running.load() > 0) {
-    // Short steps at first: a small job is done within milliseconds.
-    std::this_thread::sleep_for(Clock::now() - start < milliseconds(200) ? milliseconds(1)
-                                                                         : milliseconds(10));
-    if (Clock::now() - told < kProgressInterval) continue;
-    told = Clock::now();
-    const std::uint64_t now = resident();
-    progress.update(phase, now > before ? now - before : before - now, gpu_bytes());
-  }
-  if (workers.joinable()) workers.join();
+  at_once(selected.size(), act_on, [&] {
+    const auto start = Clock::now();
+    auto told = start;
+    while (running.load() > 0) {
+      // Short steps at first: a small job is done within milliseconds.
+      std::this_thread::sleep_for(Clock::now() - start < milliseconds(200) ? milliseconds(1)
+                                                                           : milliseconds(10));
+      if (Clock::now() - told < kProgressInterval) continue;
+      told = Clock::now();
+      const std::uint64_t now = resident();
+      progress.update(phase, now > before ? now - before : before - now, gpu_bytes());
+    }
+  });
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (results[i]) continue;
-    if (may_end && results[i].error().code == ErrorCode::kProcessGone) continue;
-    if (may_end && !selected[i]->alive()) continue;
+    if (if_gone == IfGone::kPass && results[i].error().code == ErrorCode::kProcessGone) continue;
+    if (if_gone == IfGone::kPass && !selected[i]->alive()) continue;
     return std::move(results[i]);
   }
   return {};
@@ -554,10 +562,11 @@ Result<void> ProcessTree::unlock() {
   // Another tool may have unlocked a process that this one had suspended.
   auto done = in_parallel(
       CudaState::kRunning, [](Process& process) { return process.let_go_on(); }, "unlock", quiet,
-      true);
+      IfGone::kPass);
   if (!done) return done;
   return in_parallel(
-      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet, true);
+      CudaState::kLocked, [](Process& process) { return process.unlock(); }, "unlock", quiet,
+      IfGone::kPass);
 }
 
 Result<void> ProcessTree::roll_back() {

@@ -154,9 +154,18 @@ class ProcessTree {
   // Rounds of quiesce_round.h until all that run are quiesced.
   Result<void> quiesce_all(Tries& tries, std::chrono::milliseconds timeout,
                            const Interrupt& interrupt);
+  // Whether it is a member without CUDA that uses it by now.
+  Result<bool> begins_to_use_cuda(TreeMember& member, proc::FrozenCgroups& cgroups);
+  // A process that is new in the tree below `root`. Nothing if it has ended.
+  Result<std::optional<TreeMember>> open_member(const proc::ProcessInfo& info, Pid root,
+                                                proc::FrozenCgroups& cgroups);
+  // Whether a process that ends, or becomes another program, is a failure.
+  enum class IfGone { kFail, kPass };
+  Result<std::vector<Process*>> members_in(CudaState wanted, IfGone if_gone);
   // Runs `act` for each member in `wanted` state, in parallel; the first error by order.
   Result<void> in_parallel(CudaState wanted, const std::function<Result<void>(Process&)>& act,
-                           std::string_view phase, Progress& progress, bool may_end = false);
+                           std::string_view phase, Progress& progress,
+                           IfGone if_gone = IfGone::kFail);
 
   Driver* driver_;
   proc::ProcFs procfs_;
