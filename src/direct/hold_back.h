@@ -1,5 +1,5 @@
-// Closes the gates of a group's agents, at a moment at which what its processes say of the memory
-// that they share agrees. One thread at a time.
+// Closes the gates of a process tree's agents, at a moment at which what its processes say of the
+// memory that they share agrees. One thread at a time.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace stasis {
 // Whether their processes stand still is told.
 using Standing = std::function<void(bool)>;
 
-// Closes all gates, and locks the processes of the group that have no agent in `agents`: a process
+// Closes all gates, and locks the processes of the tree that have no agent in `agents`: a process
 // that waits on its GPU for one whose gate is closed could not be locked later. Forgets processes
 // that have ended. `timeout` zero: no deadline. kTimeout, kInterrupted: all run.
 Result<void> hold_back(const Environment& env, ProcessTree& tree, AgentSet& agents,
@@ -31,7 +31,7 @@ Result<void> hold_back_settled(const Environment& env, ProcessTree& tree, AgentS
 Result<void> hold_back_together(const Environment& env, ProcessTree& tree, AgentSet& agents,
                                 GroupPart& part, bool settles, const Standing& standing);
 
-// Unlocks those that the group has locked; it locks them again. Not while gates are closed.
+// Unlocks those that the tree has locked; it locks them again. Not while gates are closed.
 Result<void> let_locked_go_on(ProcessTree& tree);
 
 }  // namespace stasis
