@@ -42,20 +42,17 @@ Result<std::optional<Seen>> see(Pid pid, int access) {
     const auto& page = *reinterpret_cast<const ControlPage*>(bytes);
     if (is_page_of_another_version(page, details.ns_pid))
       return std::optional(
-          Seen{std::move(*file),
-               {page.state.load(), {}, false, true, false, false, false, 0, false, {}}});
+          Seen{std::move(*file), {.state = page.state.load(), .of_our_version = false}});
     if (got != sizeof bytes || !is_page_of(page, details.ns_pid)) continue;
     const AgentState state = page.state.load();
-    const ProbedAgent agent{state,
-                            {page.content_id[0], page.content_id[1]},
-                            true,
-                            page.held_before.load() != 0,
-                            is_away(state) && page.pinned_count != 0,
-                            page.share_count != 0,
-                            is_away(state) && page.detached_count != 0,
-                            page.managed_areas,
-                            false,
-                            page.origin};
+    const ProbedAgent agent{.state = state,
+                            .content_id = {page.content_id[0], page.content_id[1]},
+                            .held_before = page.held_before.load() != 0,
+                            .half_way = is_away(state) && page.pinned_count != 0,
+                            .shares = page.share_count != 0,
+                            .detached = is_away(state) && page.detached_count != 0,
+                            .managed_areas = page.managed_areas,
+                            .origin = page.origin};
     return std::optional(Seen{std::move(*file), agent});
   }
   return std::optional<Seen>();
