@@ -18,6 +18,7 @@ using direct::AgentClient;
 using direct::AgentCommand;
 using direct::AgentState;
 using direct::copy_time;
+using direct::Direction;
 using direct::is_away;
 
 namespace {
@@ -204,7 +205,8 @@ void AgentSet::drop_running() {
 // that comes first. An agent whose process is held does nothing, and the tool does not ask it while
 // the driver may hold the process. False: the driver moves the memory of that process, and the tool
 // says why.
-Result<bool> AgentSet::settle(AgentClient& agent, const Environment& env, bool evicted) {
+Result<bool> AgentSet::settle(AgentClient& agent, const Environment& env, Direction direction) {
+  const bool evicted = direction == Direction::kIn;
   auto settled = check_size(agent, env.driver);
   if (settled && (evicted || agent.state() != AgentState::kHeld)) {
     settled = agent.ask(AgentCommand::kNone, 0, copy_time(agent.bytes()));
@@ -238,7 +240,7 @@ Result<void> AgentSet::find_running(const Environment& env,
       continue;
     }
     (*agent)->heed(&env.interrupt, AgentClient::Heeds::kFirst);
-    STASIS_TRY_ASSIGN(auto settled, settle(**agent, env, false));
+    STASIS_TRY_ASSIGN(auto settled, settle(**agent, env, Direction::kOut));
     if (!settled) continue;
     if (is_away((*agent)->state()))
       tell_of_driver(env, list_of({process}) + ": its GPU memory is away already");
@@ -256,7 +258,7 @@ Result<void> AgentSet::find_evicted(const Environment& env,
     if (!agent && has_nothing_to_bring_back(process->pid())) continue;
     if (!agent) return fail(std::move(agent.error()));
     if (!*agent) continue;
-    STASIS_TRY(settle(**agent, env, true));
+    STASIS_TRY(settle(**agent, env, Direction::kIn));
     if (is_away((*agent)->state())) add(std::move(**agent));
   }
   return {};

@@ -119,7 +119,8 @@ class AgentSet {
  private:
   // Of all of them at the same time. The last error.
   Result<void> ask_all(direct::AgentCommand command, const direct::ContentId& arguments = {});
-  Result<bool> settle(direct::AgentClient& agent, const Environment& env, bool evicted);
+  Result<bool> settle(direct::AgentClient& agent, const Environment& env,
+                      direct::Direction direction);
 
   Agents agents_;
   std::set<Pid> without_memory_;

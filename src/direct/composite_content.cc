@@ -14,7 +14,8 @@ CompositeContent::Part* CompositeContent::part_at(std::uint64_t offset) {
 }
 
 std::uint64_t CompositeContent::add_buffer(const std::shared_ptr<const proc::AddressSpace>& space,
-                                           std::uint64_t address, std::uint64_t bytes, bool fresh) {
+                                           std::uint64_t address, std::uint64_t bytes,
+                                           BufferPages pages) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Buffer* buffer = parts_[i].buffer.get();
     if (buffer != nullptr && buffer->pid == space->pid() && buffer->address == address &&
@@ -22,7 +23,7 @@ std::uint64_t CompositeContent::add_buffer(const std::shared_ptr<const proc::Add
       return i * kGap;
   }
   direct::RemoteMemory memory(space, address, bytes);
-  if (fresh) memory.set_fresh();
+  if (pages == BufferPages::kFresh) memory.set_fresh();
   parts_.push_back({std::make_unique<Buffer>(Buffer{space->pid(), address, memory}), {}, 0});
   return (parts_.size() - 1) * kGap;
 }

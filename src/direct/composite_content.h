@@ -15,6 +15,9 @@
 
 namespace stasis {
 
+// Whether something may have been written in a buffer since it was mapped (RemoteMemory).
+enum class BufferPages { kWritten, kFresh };
+
 // The next place begins at a multiple of kGap, so that no piece lies in two. One thread adds; any
 // number of them read and write.
 class CompositeContent final : public direct::Content {
@@ -22,9 +25,8 @@ class CompositeContent final : public direct::Content {
   static constexpr std::uint64_t kGap = ImageContent::kGap;
 
   // Each adds a place, or finds it, and returns the offset at which it begins.
-  // `fresh`: a buffer in which nothing was written since it was mapped (RemoteMemory).
   std::uint64_t add_buffer(const std::shared_ptr<const proc::AddressSpace>& space,
-                           std::uint64_t address, std::uint64_t bytes, bool fresh = false);
+                           std::uint64_t address, std::uint64_t bytes, BufferPages pages);
   std::uint64_t add_stream(const std::shared_ptr<ImageContent>& image, std::size_t stream);
 
   // kInternal where there is no place: a process that has failed asks for one.

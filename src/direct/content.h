@@ -21,6 +21,9 @@ struct Segment {
   std::uint64_t offset = 0;  // of its content in the Content
 };
 
+// Of a copy: content from the GPUs, or to them.
+enum class Direction { kOut, kIn };
+
 // XXH3-128, in canonical form (big-endian).
 using Digest = std::array<unsigned char, 16>;
 

@@ -42,9 +42,10 @@ void ContentSources::commit_image() {
   needs_image_ = true;
 }
 
-std::uint64_t ContentSources::add_buffer(const direct::AgentClient& agent, bool fresh) const {
+std::uint64_t ContentSources::add_buffer(const direct::AgentClient& agent,
+                                         BufferPages pages) const {
   return composite_->add_buffer(agent.address_space(), agent.buffer_address(), agent.bytes(),
-                                fresh);
+                                pages);
 }
 
 }  // namespace stasis

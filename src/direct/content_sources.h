@@ -65,8 +65,8 @@ class ContentSources {
   // What a mover reads and writes, all sources in one.
   const std::shared_ptr<CompositeContent>& composite() const { return composite_; }
   void begin_composite() { composite_ = std::make_shared<CompositeContent>(); }
-  // `fresh`: the agent has made it since its program ran last.
-  std::uint64_t add_buffer(const direct::AgentClient& agent, bool fresh = false) const;
+  // Fresh, if the agent has made it since its program ran last.
+  std::uint64_t add_buffer(const direct::AgentClient& agent, BufferPages pages) const;
 
  private:
   std::vector<std::shared_ptr<ImageContent>> images_;

@@ -15,8 +15,6 @@
 
 namespace stasis::direct {
 
-enum class Direction { kOut, kIn };
-
 // One GPU's part of a copy.
 struct DevicePart {
   const Device* device = nullptr;

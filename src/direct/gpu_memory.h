@@ -66,8 +66,8 @@ class GpuMemory {
   void tell_of_new(const Environment& env, const ProcessTree& tree);
   // Called when the driver has locked all that are left to it: refuse_late_sharing().
   Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree,
-                                   bool by_driver) const {
-    return stasis::refuse_late_sharing(env, tree, state_->agents, by_driver);
+                                   MemoryPath path) const {
+    return stasis::refuse_late_sharing(env, tree, state_->agents, path);
   }
   // Called with the programs' threads kept still: checks that the tool that brings the memory back
   // will find each agent again. Otherwise the next try leaves the memory to the driver.

@@ -88,17 +88,17 @@ Result<void> refuse_loss_by_driver(const Process& process) {
 
 namespace {
 
-Result<bool> has_begun_to_share(AgentClient& agent, bool by_driver) {
+Result<bool> has_begun_to_share(AgentClient& agent, MemoryPath path) {
   STASIS_TRY(agent.ask(AgentCommand::kNone, 0, kAtOnce));
   if (agent.driver_share_count() != 0 || agent.multicast_count() != 0) return true;
-  if (by_driver) return is_lost_by_driver(agent);
+  if (path == MemoryPath::kDriver) return is_lost_by_driver(agent);
   return agent.share_count() != 0;
 }
 
 }  // namespace
 
 Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree,
-                                 const AgentSet& agents, bool by_driver) {
+                                 const AgentSet& agents, MemoryPath path) {
   for (const TreeMember& member : tree.members()) {
     const Process& process = member.process;
     if (member.initial != CudaState::kRunning || !process.alive() || agents.has(process.pid()))
@@ -112,7 +112,7 @@ Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree
     if (!agent)
       shares = fail(std::move(agent.error()));
     else if (*agent)
-      shares = has_begun_to_share(**agent, by_driver);
+      shares = has_begun_to_share(**agent, path);
     if (!shares && !process.alive()) continue;
     if (!shares && direct::says_it_shares(process.pid())) return fail(std::move(shares.error()));
     if (!shares || !*shares) continue;

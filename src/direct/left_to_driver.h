@@ -27,8 +27,8 @@ Result<void> refuse_loss_by_driver(const Process& process);
 // Called when the gates of `agents` are closed, and the driver has locked the other processes of
 // the tree. kBusy, to be tried once more, if one of those has begun to share memory since the
 // agents were found: nothing would take it away before the driver's checkpoint, whose restore
-// fails. `by_driver`: what no other process has of it may go that way.
+// fails. By the driver's path what no other process has of it may go.
 Result<void> refuse_late_sharing(const Environment& env, const ProcessTree& tree,
-                                 const AgentSet& agents, bool by_driver);
+                                 const AgentSet& agents, MemoryPath path);
 
 }  // namespace stasis

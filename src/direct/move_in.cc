@@ -52,8 +52,9 @@ Result<void> copy_in(MemoryState& state, const Interrupt& interrupt) {
   std::vector<direct::Segment> segments;
   for (std::size_t i = 0; i < asked.size(); ++i) {
     const auto& [image, stream] = contents[i];
-    const std::uint64_t base = image ? state.content.composite()->add_stream(image, stream)
-                                     : state.content.add_buffer(*asked[i].agent);
+    const std::uint64_t base =
+        image ? state.content.composite()->add_stream(image, stream)
+              : state.content.add_buffer(*asked[i].agent, BufferPages::kWritten);
     append(segments, std::move(taken[i].segments), base);
   }
   const auto deadline =

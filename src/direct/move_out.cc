@@ -451,7 +451,7 @@ class MoveOut {
 
   Result<void> check_sharing() {
     STASIS_TRY(refuse_multicast(agents_));
-    STASIS_TRY(refuse_late_sharing(env_, tree_, agents_, false));
+    STASIS_TRY(refuse_late_sharing(env_, tree_, agents_, MemoryPath::kDirect));
     STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
     return stasis::check_sharing(shares);
   }
@@ -548,7 +548,7 @@ class MoveOut {
                           content.into()->add(agent.pid(), agent.bytes(), taken[i].places));
         base = content.composite()->add_stream(content.into(), stream);
       } else {
-        base = content.add_buffer(agent, true);
+        base = content.add_buffer(agent, BufferPages::kFresh);
       }
       append(segments, std::move(taken[i].segments), base);
     }

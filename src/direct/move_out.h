@@ -53,6 +53,7 @@ struct MoveOutPlan {
   static MoveOutPlan make(const Environment& env, const ProcessTree& tree,
                           const QuiesceOptions& options);
   bool by_driver() const { return way == Way::kDriver; }
+  MemoryPath path() const { return by_driver() ? MemoryPath::kDriver : MemoryPath::kDirect; }
   bool only_agents() const { return way == Way::kNothingElse; }
   bool mover_when_quiesced() const { return contexts != Contexts::kAtOnce; }
   bool beside_restored() const { return contexts == Contexts::kBesideRestored; }

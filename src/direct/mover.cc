@@ -351,12 +351,12 @@ Result<Mover> Mover::prepare(const MoverOptions& options, std::span<const GpuUui
 
 Result<CopyReport> Mover::copy_out(std::vector<Segment> segments, Content& content,
                                    const Interrupt& interrupt, Clock::time_point deadline) {
-  return copy(true, std::move(segments), for_all_threads(content), interrupt, deadline);
+  return copy(Direction::kOut, std::move(segments), for_all_threads(content), interrupt, deadline);
 }
 
 Result<CopyReport> Mover::copy_in(std::vector<Segment> segments, Content& content,
                                   const Interrupt& interrupt, Clock::time_point deadline) {
-  return copy(false, std::move(segments), for_all_threads(content), interrupt, deadline);
+  return copy(Direction::kIn, std::move(segments), for_all_threads(content), interrupt, deadline);
 }
 
 Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests, Content& content,
@@ -389,21 +389,22 @@ void Mover::drop_prefetched() {
 class Mover::Copying {
  public:
   // The references outlive it.
-  Copying(State& state, bool out, const Contents& contents, const Interrupt& interrupt,
+  Copying(State& state, Direction direction, const Contents& contents, const Interrupt& interrupt,
           Clock::time_point deadline)
       : state_(state),
-        out_(out),
+        direction_(direction),
         contents_(contents),
         interrupt_(interrupt),
         deadline_(deadline),
-        stop_(interrupt, deadline, out ? "copying GPU memory out" : "copying GPU memory back") {}
+        stop_(interrupt, deadline,
+              is_out() ? "copying GPU memory out" : "copying GPU memory back") {}
 
   Result<CopyReport> run(std::vector<Segment> segments, std::vector<SpareRoom> room) {
     if (auto sensible = sort_and_check(segments); !sensible)
       return stasis::fail(std::move(sensible.error()));
     if (segments.empty()) return std::move(report_);
     const auto start = Clock::now();
-    STASIS_TRY(map(std::move(segments), out_ && !room.empty()));
+    STASIS_TRY(map(std::move(segments), is_out() && !room.empty()));
     report_.map_seconds = since(start);
     const auto copying = Clock::now();
     copy();
@@ -425,6 +426,8 @@ class Mover::Copying {
   }
 
  private:
+  bool is_out() const { return direction_ == Direction::kOut; }
+
   // All memory on each GPU at one place, and the buffers that its content goes through.
   Result<void> map(std::vector<Segment> segments, bool keeps_whole) {
     STASIS_TRY_ASSIGN(auto imported, state_.import(std::move(segments), stop_));
@@ -442,7 +445,7 @@ class Mover::Copying {
       report_.bytes += total;
       STASIS_TRY_ASSIGN(auto mapping,
                         Mapping::make(state_.calls, state_.devices.at(ordinal), list, stop_));
-      there_.push_back(out_ ? 0 : state_.early_bytes(ordinal, stretches));
+      there_.push_back(is_out() ? 0 : state_.early_bytes(ordinal, stretches));
       rest_.push_back(rest_of(stretches, there_.back()));
       if (keeps_whole) whole_.push_back(std::move(stretches));
       mappings_.push_back(std::move(mapping));
@@ -455,13 +458,13 @@ class Mover::Copying {
   }
 
   void copy() {
-    if (out_ && contents_.digest_chunk != 0) {
+    if (is_out() && contents_.digest_chunk != 0) {
       Stop soon(interrupt_, digests_until(report_.bytes, deadline_),
                 "computing digests on the GPU");
       still_copying_ = state_.leave_out(ordinals_, mappings_, buffers_, contents_, rest_, soon);
       (void)stop_.ok(soon.result());
     }
-    const bool fills = !out_ && contents_.zero_chunk != 0;
+    const bool fills = !is_out() && contents_.zero_chunk != 0;
     if (fills) rest_ = state_.fill_zeros(ordinals_, mappings_, buffers_, contents_, rest_, stop_);
     const RingShares& shares = buffers_.shares;
     std::vector<DevicePart> parts;
@@ -476,7 +479,7 @@ class Mover::Copying {
     report_.left_out = report_.bytes - moving;
     copy_prefetched(parts);
     const CopyJob job{.calls = &state_.calls,
-                      .direction = out_ ? Direction::kOut : Direction::kIn,
+                      .direction = direction_,
                       .parts = parts,
                       .threads_per_part = shares.threads,
                       .buffers = buffers_.all,
@@ -503,7 +506,7 @@ class Mover::Copying {
   }
 
   State& state_;
-  const bool out_;
+  const Direction direction_;
   const Contents& contents_;
   const Interrupt& interrupt_;
   const Clock::time_point deadline_;
@@ -518,8 +521,9 @@ class Mover::Copying {
   bool still_copying_ = false;
 };
 
-Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Contents& contents,
-                               const Interrupt& interrupt, Clock::time_point deadline) {
+Result<CopyReport> Mover::copy(Direction direction, std::vector<Segment> segments,
+                               const Contents& contents, const Interrupt& interrupt,
+                               Clock::time_point deadline) {
   if (state_->unusable) {
     return stasis::fail(ErrorCode::kNoAnswer, "the GPU has not ended the last copy");
   }
@@ -527,8 +531,8 @@ Result<CopyReport> Mover::copy(bool out, std::vector<Segment> segments, const Co
   const ScopeGuard let_go([&] {
     if (!state_->unusable) state_->files.clear();
   });
-  if (out) drop_prefetched();
-  return Copying(*state_, out, contents, interrupt, deadline)
+  if (direction == Direction::kOut) drop_prefetched();
+  return Copying(*state_, direction, contents, interrupt, deadline)
       .run(std::move(segments), std::exchange(state_->keep, {}));
 }
 

@@ -157,8 +157,9 @@ class Mover final : public MemoryMover {
     std::uint64_t digest_chunk = 0;  // as the content says
     std::uint64_t zero_chunk = 0;
   };
-  Result<CopyReport> copy(bool out, std::vector<Segment> segments, const Contents& contents,
-                          const Interrupt& interrupt, Clock::time_point deadline);
+  Result<CopyReport> copy(Direction direction, std::vector<Segment> segments,
+                          const Contents& contents, const Interrupt& interrupt,
+                          Clock::time_point deadline);
   Result<CopyReport> prefetch(const std::vector<PrefetchRequest>& requests,
                               const Contents& contents, const Interrupt& interrupt,
                               Clock::time_point deadline);

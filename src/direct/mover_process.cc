@@ -272,7 +272,7 @@ Result<void> MoverProcess::send_batch(std::span<const std::byte> message,
 }
 
 Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop,
-                                       bool watched) {
+                                       Silence silence) {
   // This keeps it until the threads have ended: losing the process must not take it away from them.
   HostMapping ring = std::move(ring_);
   std::vector<Channel> channels;
@@ -292,7 +292,7 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
   }
   // The channels close on the other side then, and the threads end, unless the process is stuck in
   // the kernel.
-  auto message = answer(stop, kStopTimeout, watched ? &pulse : nullptr);
+  auto message = answer(stop, kStopTimeout, silence == Silence::kEndsIt ? &pulse : nullptr);
   if (!message) {
     for (const Channel& channel : channels)
       channel.shut_down();
@@ -320,8 +320,9 @@ Result<CopyReport> MoverProcess::serve(std::vector<UniqueFd> sockets, Content& c
   return report_of(*done);
 }
 
-Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, Content& content,
-                                      Stop& stop, Clock::time_point deadline) {
+Result<CopyReport> MoverProcess::copy(Direction direction, std::vector<Segment> segments,
+                                      Content& content, Stop& stop, Clock::time_point deadline) {
+  const bool out = direction == Direction::kOut;
   const auto room = std::exchange(keep_, {});
   auto hold = out ? std::vector<UniqueFd>() : std::exchange(hold_, {});
   STASIS_TRY(check_prepared());
@@ -339,7 +340,7 @@ Result<CopyReport> MoverProcess::copy(bool out, std::vector<Segment> segments, C
                      .digest_chunk = out ? content.digest_chunk() : 0,
                      .zero_chunk = out ? 0 : content.zero_chunk()};
   (void)helper_.channel().send(pr::with_items(ask, std::span<const SpareRoom>(room)));
-  auto report = serve(content, stop, true);
+  auto report = serve(content, stop, Silence::kEndsIt);
   // The bytes that went over the bus.
   if (report) span.set_bytes(report->bytes - report->left_out);
   return report;
@@ -363,14 +364,15 @@ Result<CopyReport> MoverProcess::prefetch(const std::vector<PrefetchRequest>& re
   (void)helper_.channel().send(pr::with_items(ask, std::span<const pr::PrefetchPart>(parts)));
   // Beside the driver's restore, which may hold the driver up for long; and the operation does not
   // wait for it.
-  auto report = serve(content, stop, false);
+  auto report = serve(content, stop, Silence::kMayBe);
   if (report) span.set_bytes(report->bytes);
   return report;
 }
 
-Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watched) {
+Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, Silence silence) {
   const Pulse none;  // nothing is asked for while the memory is imported and mapped
-  STASIS_TRY_ASSIGN(auto message, answer(stop, kStopTimeout, watched ? &none : nullptr));
+  STASIS_TRY_ASSIGN(auto message,
+                    answer(stop, kStopTimeout, silence == Silence::kEndsIt ? &none : nullptr));
   if (auto error = pr::error_of(message.bytes)) return fail(std::move(*error));
   // Nothing was to be copied.
   if (const auto done = message.as<pr::Done>()) return report_of(*done);
@@ -378,19 +380,19 @@ Result<CopyReport> MoverProcess::serve(Content& content, Stop& stop, bool watche
     (void)helper_.end();
     return lost("the mover process sent a malformed message");
   }
-  return serve(std::move(message.descriptors), content, stop, watched);
+  return serve(std::move(message.descriptors), content, stop, silence);
 }
 
 Result<CopyReport> MoverProcess::copy_out(std::vector<Segment> segments, Content& content,
                                           const Interrupt& interrupt, Clock::time_point deadline) {
   Stop stop(interrupt, deadline, "copying GPU memory out");
-  return copy(true, std::move(segments), content, stop, deadline);
+  return copy(Direction::kOut, std::move(segments), content, stop, deadline);
 }
 
 Result<CopyReport> MoverProcess::copy_in(std::vector<Segment> segments, Content& content,
                                          const Interrupt& interrupt, Clock::time_point deadline) {
   Stop stop(interrupt, deadline, "copying GPU memory back");
-  return copy(false, std::move(segments), content, stop, deadline);
+  return copy(Direction::kIn, std::move(segments), content, stop, deadline);
 }
 
 }  // namespace stasis::direct

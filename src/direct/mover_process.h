@@ -68,8 +68,8 @@ class MoverProcess final : public MemoryMover {
 
  private:
   explicit MoverProcess(HelperProcess helper) : helper_(std::move(helper)) {}
-  Result<CopyReport> copy(bool out, std::vector<Segment> segments, Content& content, Stop& stop,
-                          Clock::time_point deadline);
+  Result<CopyReport> copy(Direction direction, std::vector<Segment> segments, Content& content,
+                          Stop& stop, Clock::time_point deadline);
   Result<void> send_segments(std::vector<Segment> segments, Stop& stop);
   Result<void> send_files(std::vector<UniqueFd> files, Stop& stop);
   // One batch of descriptors, which the process has taken then.
@@ -83,11 +83,13 @@ class MoverProcess final : public MemoryMover {
   Result<Channel::Message> answer_at_once(Stop& stop);
   tl::unexpected<Error> lost(std::string message);
   Result<void> check_prepared() const;
-  // The rest of a copy that was asked for. `watched`: it is given up when it does nothing.
-  Result<CopyReport> serve(Content& content, Stop& stop, bool watched);
+  // Whether a copy that does nothing for `silence_` is given up.
+  enum class Silence { kMayBe, kEndsIt };
+  // The rest of a copy that was asked for.
+  Result<CopyReport> serve(Content& content, Stop& stop, Silence silence);
   // While the process copies: serves `content` over each of `sockets`, and waits for the end.
   Result<CopyReport> serve(std::vector<UniqueFd> sockets, Content& content, Stop& stop,
-                           bool watched);
+                           Silence silence);
 
   HelperProcess helper_;
   HostMapping ring_;

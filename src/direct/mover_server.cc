@@ -163,11 +163,12 @@ class Server {
     served_by.digest_chunk = ask.digest_chunk;
     served_by.zero_chunk = ask.zero_chunk;
     mover_->keep(std::move(room));
-    auto report = mover_->copy(ask.out != 0, std::exchange(segments_, {}), served_by, never_,
+    const auto direction = ask.out != 0 ? Direction::kOut : Direction::kIn;
+    auto report = mover_->copy(direction, std::exchange(segments_, {}), served_by, never_,
                                time_of(ask.deadline_ns));
     const bool said = say(report);
     // The owner need not wait for it.
-    if (ask.out == 0) mover_->drop_prefetched();
+    if (direction == Direction::kIn) mover_->drop_prefetched();
     return said;
   }
 

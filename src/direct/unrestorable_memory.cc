@@ -41,7 +41,7 @@ Result<bool> UnrestorableMemory::is_any() {
 Result<void> UnrestorableMemory::refuse(const Environment& env, const ProcessTree& tree) {
   STASIS_TRY(refuse_shared(env, agents_.driver_shares(), false));
   STASIS_TRY(refuse_multicast(agents_));
-  STASIS_TRY(refuse_late_sharing(env, tree, agents_, false));
+  STASIS_TRY(refuse_late_sharing(env, tree, agents_, MemoryPath::kDirect));
   STASIS_TRY_ASSIGN(const auto shares, ask_for_shares(agents_));
   return check_sharing(shares);
 }

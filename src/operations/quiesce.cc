@@ -58,7 +58,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     std::set<Pid> none;
     if (!options.ignore_obstacles) {
       STASIS_TRY(refuse_driver_obstacles(env, tree.members(), false, none, true));
-      STASIS_TRY(opened.direct.refuse_late_sharing(env, tree, plan.by_driver()));
+      STASIS_TRY(opened.direct.refuse_late_sharing(env, tree, plan.path()));
     }
     phases.begin("checkpoint");
     STASIS_TRY(tree.park_threads());
