@@ -65,9 +65,9 @@ std::uint64_t CompositeContent::digest_chunk() const {
   return common(parts_, [](const Part& part) { return part.content().digest_chunk(); });
 }
 
-Result<void> CompositeContent::take(std::uint64_t offset, std::span<std::byte> digests) {
+Result<void> CompositeContent::deduplicate(std::uint64_t offset, std::span<std::byte> digests) {
   Part* part = part_at(offset);
-  return part == nullptr ? nowhere() : part->content().take(part->place(offset), digests);
+  return part == nullptr ? nowhere() : part->content().deduplicate(part->place(offset), digests);
 }
 
 std::uint64_t CompositeContent::zero_chunk() const {

@@ -33,7 +33,7 @@ class CompositeContent final : public direct::Content {
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
   std::uint64_t digest_chunk() const override;
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) override;
   std::uint64_t zero_chunk() const override;
   Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override;
 

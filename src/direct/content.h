@@ -35,13 +35,13 @@ class Content {
   virtual Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   virtual Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) = 0;
 
-  // Where some of the content is there already: the size of the chunks about which take() can be
-  // asked, a multiple of 1024. 0: there is no point in asking.
+  // Where some of the content is there already: the size of the chunks about which deduplicate()
+  // can be asked, a multiple of 1024. 0: there is no point in asking.
   virtual std::uint64_t digest_chunk() const { return 0; }
   // `digests`: those of the whole chunks from `offset` on, in their order; the first byte of each
   // is 1 afterwards if that chunk is there, which then counts as written, and 0 if it is to be
   // written.
-  virtual Result<void> take(std::uint64_t offset, std::span<std::byte> digests) {
+  virtual Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) {
     (void)offset;
     for (std::size_t i = 0; i < digests.size(); i += sizeof(Digest))
       digests[i] = std::byte{0};

@@ -226,7 +226,7 @@ class PartAtWork {
         std::memcpy(item.lanes.data() + i * sizeof digest, digest.data(), sizeof digest);
       }
       const auto digests = item.lanes.first(item.count * sizeof(Digest));
-      if (!stop.ok(content.take(item.content, digests))) return;
+      if (!stop.ok(content.deduplicate(item.content, digests))) return;
       for (std::uint64_t i = 0; i < item.count; ++i)
         gone_[item.first + i] = digests[i * sizeof(Digest)] != std::byte{0};
     }

@@ -43,7 +43,7 @@ class Store final : public direct::Content {
     return fail(ErrorCode::kInternal, "what is pre-copied is not read");
   }
   std::uint64_t digest_chunk() const override { return image_.digest_chunk(); }
-  Result<void> take(std::uint64_t, std::span<std::byte> digests) override {
+  Result<void> deduplicate(std::uint64_t, std::span<std::byte> digests) override {
     image_.mark_known(digests);
     return {};
   }

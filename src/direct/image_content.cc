@@ -132,8 +132,8 @@ Result<void> ImageContent::read(std::uint64_t offset, std::span<std::byte> bytes
   return reader_->read(offset / kGap, offset % kGap, bytes);
 }
 
-Result<void> ImageContent::take(std::uint64_t offset, std::span<std::byte> digests) {
-  return writer_->take(offset / kGap, offset % kGap, digests);
+Result<void> ImageContent::deduplicate(std::uint64_t offset, std::span<std::byte> digests) {
+  return writer_->deduplicate(offset / kGap, offset % kGap, digests);
 }
 
 Result<void> ImageContent::zeros(std::uint64_t offset, std::span<std::byte> flags) {

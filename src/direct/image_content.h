@@ -39,12 +39,12 @@ class ImageContent final : public direct::Content {
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
   // As ContentWriter::precopy(), before anything is added; and marks which digests that need not
-  // store, as take() does.
+  // store, as deduplicate() does.
   Result<void> precopy(std::span<const std::byte> bytes);
   void mark_known(std::span<std::byte> digests) const { writer_->mark_known(digests); }
 
   std::uint64_t digest_chunk() const override { return writer_ ? writer_->digest_chunk() : 0; }
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) override;
   std::uint64_t zero_chunk() const override { return reader_ ? reader_->chunk_bytes() : 0; }
   Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override;
 

@@ -81,7 +81,7 @@ class Memory final : public Content {
     return {};
   }
   std::uint64_t digest_chunk() const override { return there_.empty() ? 0 : chunk_; }
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
+  Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) override {
     const std::scoped_lock lock(mutex_);
     EXPECT_EQ(offset % chunk_, 0U);
     for (std::size_t i = 0; i < digests.size(); i += sizeof(Digest)) {

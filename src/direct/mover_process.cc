@@ -47,7 +47,7 @@ Result<void> serve_piece(Content& content, const pr::Piece& piece, std::span<std
     case pr::PieceOf::kWrite:
       return content.write(piece.content_offset, bytes);
     case pr::PieceOf::kDigests:
-      return content.take(piece.content_offset, bytes);
+      return content.deduplicate(piece.content_offset, bytes);
     case pr::PieceOf::kZeros:
       return content.zeros(piece.content_offset, bytes);
   }

@@ -39,7 +39,7 @@ class OwnersContent final : public Content {
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override {
     return ask(pr::PieceOf::kRead, offset, bytes);
   }
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override {
+  Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) override {
     return ask(pr::PieceOf::kDigests, offset, digests);
   }
   Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override {

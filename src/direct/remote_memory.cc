@@ -50,7 +50,7 @@ Result<void> RemoteMemory::read(std::uint64_t offset, std::span<std::byte> bytes
   return space_->read(address_ + offset, bytes.data(), bytes.size());
 }
 
-Result<void> RemoteMemory::take(std::uint64_t offset, std::span<std::byte> digests) {
+Result<void> RemoteMemory::deduplicate(std::uint64_t offset, std::span<std::byte> digests) {
   static const Digest kZeros = xxh3(std::vector<std::byte>(kChunk));
   STASIS_TRY(check_range(offset, digests.size() / sizeof(Digest) * kChunk));
   for (std::size_t at = 0; at < digests.size(); at += sizeof(Digest)) {

@@ -28,13 +28,13 @@ class RemoteMemory final : public Content {
   Result<void> write(std::uint64_t offset, std::span<const std::byte> bytes) override;
   Result<void> read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
-  // What a page that was never touched reads as takes no memory: take() leaves chunks of zeros as
-  // they are, and zeros() finds them. Right only where `is_fresh` was said of it: nothing was
-  // written there since it was mapped.
+  // What a page that was never touched reads as takes no memory: deduplicate() leaves chunks of
+  // zeros as they are, and zeros() finds them. Right only where `is_fresh` was said of it: nothing
+  // was written there since it was mapped.
   static constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
   void set_fresh() { is_fresh_ = true; }
   std::uint64_t digest_chunk() const override { return is_fresh_ ? kChunk : 0; }
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) override;
   std::uint64_t zero_chunk() const override { return kChunk; }
   Result<void> zeros(std::uint64_t offset, std::span<std::byte> flags) override;
 

@@ -249,7 +249,7 @@ TEST(RemoteMemory, LeavesZerosAloneOnlyWhereNothingWasWritten) {
     std::vector<std::byte> digests(2 * sizeof zero);
     std::memcpy(digests.data(), zero.data(), sizeof zero);
     std::memcpy(digests.data() + sizeof zero, other.data(), sizeof other);
-    EXPECT_TRUE(memory.take(RemoteMemory::kChunk, digests));
+    EXPECT_TRUE(memory.deduplicate(RemoteMemory::kChunk, digests));
     return std::pair(digests[0], digests[sizeof zero]);
   };
   RemoteMemory memory(space_of(child.pid()), region.address(), 4 * RemoteMemory::kChunk);

@@ -24,7 +24,7 @@ std::optional<std::uint64_t> from_environment() {
 std::uint64_t digests_from() { return from_environment().value_or(std::uint64_t{8} << 30); }
 std::uint64_t survey_from() { return from_environment().value_or(std::uint64_t{32} << 30); }
 
-Result<void> ZeroSurvey::take(std::uint64_t, std::span<std::byte> digests) {
+Result<void> ZeroSurvey::deduplicate(std::uint64_t, std::span<std::byte> digests) {
   for (std::size_t at = 0; at < digests.size(); at += sizeof(direct::Digest)) {
     if (std::memcmp(&digests[at], zero_.data(), sizeof zero_) == 0) ++zeros_;
     digests[at] = std::byte{1};

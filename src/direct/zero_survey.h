@@ -28,7 +28,7 @@ class ZeroSurvey final : public direct::Content {
   Result<void> write(std::uint64_t, std::span<const std::byte>) override { return {}; }
   Result<void> read(std::uint64_t, std::span<std::byte>) override { return {}; }
   std::uint64_t digest_chunk() const override { return kChunk; }
-  Result<void> take(std::uint64_t offset, std::span<std::byte> digests) override;
+  Result<void> deduplicate(std::uint64_t offset, std::span<std::byte> digests) override;
 
  private:
   const direct::Digest zero_ = xxh3(std::vector<std::byte>(kChunk));

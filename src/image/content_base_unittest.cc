@@ -189,9 +189,10 @@ TEST_F(ContentBaseTest, WhatIsThereByItsDigestNeedNotBeWritten) {
   }
   // Not the last one, of which nothing is said.
   constexpr std::size_t kSize = sizeof(BlockDigest);
-  ASSERT_TRUE(writer.take(0, 0, std::span(digests).first(kSize)));
-  ASSERT_TRUE(writer.take(0, kTestChunk, std::span(digests).subspan(kSize, (kChunks - 2) * kSize)));
-  EXPECT_EQ(writer.take(0, kTestChunk, digests).error().code, ErrorCode::kUsage)
+  ASSERT_TRUE(writer.deduplicate(0, 0, std::span(digests).first(kSize)));
+  ASSERT_TRUE(
+      writer.deduplicate(0, kTestChunk, std::span(digests).subspan(kSize, (kChunks - 2) * kSize)));
+  EXPECT_EQ(writer.deduplicate(0, kTestChunk, digests).error().code, ErrorCode::kUsage)
       << "beyond the end";
   for (std::size_t i = 0; i + 1 < kChunks; ++i)
     EXPECT_EQ(digests[i * kSize], i == 4 ? std::byte{0} : std::byte{1}) << i;
@@ -208,7 +209,7 @@ TEST_F(ContentBaseTest, WhatIsReusedByItsDigestIsInTheImage) {
   std::array<BlockDigest, kChunks> digests;
   for (std::size_t i = 0; i < kChunks; ++i)
     digests[i] = xxh3(content.chunk(i));
-  ASSERT_TRUE(writer.take(0, 0, std::as_writable_bytes(std::span(digests))));
+  ASSERT_TRUE(writer.deduplicate(0, 0, std::as_writable_bytes(std::span(digests))));
   for (std::size_t i = 0; i < kChunks; ++i) {
     if (digests[i][0] != 0) continue;
     ASSERT_TRUE(writer.write(0, i * kTestChunk, content.chunk(i)));
@@ -503,7 +504,7 @@ TEST_F(ContentBaseTest, EveryStepCanFail) {
     if (!writer) return fail(writer.error());
     auto wrote = writer->add_stream(Pid{7}, content.bytes().size(), {});
     BlockDigest first = xxh3(content.chunk(0));
-    if (wrote) wrote = writer->take(0, 0, std::as_writable_bytes(std::span(first)));
+    if (wrote) wrote = writer->deduplicate(0, 0, std::as_writable_bytes(std::span(first)));
     if (wrote) wrote = writer->write(0, kTestChunk, content.bytes().subspan(kTestChunk));
     if (!wrote) return fail(wrote.error());
     return writer->finish(progress_, interrupt_);

@@ -99,7 +99,7 @@ TEST_P(Precopy, WhatIsKnownByItsDigestAloneNeedNotBeWritten) {
   fill_random(content_.chunk(3), 9);
   ASSERT_TRUE(writer.add_stream(Pid{7}, content_.bytes().size(), {}));
   auto taken = digests();
-  ASSERT_TRUE(writer.take(0, 0, taken));
+  ASSERT_TRUE(writer.deduplicate(0, 0, taken));
   for (std::size_t i = 0; i < kPrecopied; ++i)
     EXPECT_EQ(marked(taken, i), i != 3) << i;
   ASSERT_TRUE(writer.write(0, 3 * kTestChunk, content_.chunk(3)));

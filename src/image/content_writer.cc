@@ -145,7 +145,7 @@ struct ContentWriter::State {
   }
   Result<std::uint64_t> precopy(std::span<const std::byte> bytes);
   Result<void> written_twice(std::size_t stream, std::uint32_t number) const;
-  Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
+  Result<void> deduplicate(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
   std::optional<bool> reuse_from_base(Slot& slot);
   bool take_stored(Slot& slot);
   void reuse_precopied(std::uint32_t number, Slot& slot);
@@ -282,8 +282,8 @@ Result<std::uint64_t> ContentWriter::State::precopy(std::span<const std::byte> b
   return sum_of_stored;
 }
 
-Result<void> ContentWriter::State::take(std::size_t stream, std::uint64_t offset,
-                                        std::span<std::byte> digests) {
+Result<void> ContentWriter::State::deduplicate(std::size_t stream, std::uint64_t offset,
+                                               std::span<std::byte> digests) {
   const std::uint64_t chunk = options.chunk_bytes;
   const std::size_t count = digests.size() / sizeof(BlockDigest);
   STASIS_TRY(fault(FaultPoint::kContentTake));
@@ -545,9 +545,9 @@ UnwantedRoom ContentWriter::take_unwanted_room() { return std::move(state_->unwa
 
 std::uint64_t ContentWriter::digest_chunk() const { return state_->options.chunk_bytes; }
 
-Result<void> ContentWriter::take(std::size_t stream, std::uint64_t offset,
-                                 std::span<std::byte> digests) {
-  return state_->remember(state_->take(stream, offset, digests));
+Result<void> ContentWriter::deduplicate(std::size_t stream, std::uint64_t offset,
+                                        std::span<std::byte> digests) {
+  return state_->remember(state_->deduplicate(stream, offset, digests));
 }
 
 Result<ContentSummary> ContentWriter::finish(Progress& progress, const Interrupt& interrupt) {

@@ -95,16 +95,17 @@ class ContentWriter {
   // How many bytes it would store. Stores nothing.
   std::uint64_t not_precopied(std::span<const std::byte> bytes) const;
 
-  // Of digests as for take(): the first byte is 1 afterwards where precopy() would store nothing.
+  // Of digests as for deduplicate(): the first byte is 1 afterwards where precopy() would store
+  // nothing.
   void mark_known(std::span<std::byte> digests) const;
 
-  // The size of the chunks for take().
+  // The size of the chunks for deduplicate().
   std::uint64_t digest_chunk() const;
   // For a caller that knows the digests of whole chunks (XXH3-128, one behind the other) before it
   // has the chunks: those that are zeros, in the base or pre-copied count as written herewith,
   // and the first byte of their digest is 1 afterwards; that of the others is 0, and they are to be
   // written. Threads and errors as of write().
-  Result<void> take(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
+  Result<void> deduplicate(std::size_t stream, std::uint64_t offset, std::span<std::byte> digests);
 
   // Once, when no write() runs any more: brings everything to the disk (SyncPolicy::kDisk), then
   // writes the index and syncs that. kInternal if something was never written; what write() failed
