@@ -219,87 +219,109 @@ std::string then_recover(const std::string& remedy, Pid pid) {
   return fmt::format("{}{}`stasis recover {}`", remedy, remedy.empty() ? "" : "; then ", pid.value);
 }
 
-}  // namespace
+// One run of bring_back_all().
+class BringBack {
+ public:
+  explicit BringBack(MemoryState& state) : state_(state), together_(any_detached(state.agents)) {}
 
-Result<void> bring_back_all(MemoryState& state, bool ends_them) {
-  std::string messages;
-  std::string remedies;
-  for (auto& agent : state.agents)
-    agent.heed_second_only();
-  if (state.prefetch.any() && state.content.needs_image()) state.prefetch.collect();
-  // The mover copies, because it needs no host memory; what it cannot do, the agents do. Only for
-  // content of an image: the agents copy what is in their own buffers sooner.
-  const Interrupt never;
-  // What others miss of an agent's memory has to be there again before they can have it, and no
-  // program runs before they have. Otherwise one after the other, so that no two need a buffer at
-  // the same time.
-  const bool together = any_detached(state.agents);
-  std::map<Pid, Result<void>> repopulated;
-  if (state.mover && state.content.needs_image()) {
-    state.prefetch.reserve_both();
-    (void)repopulate(state);
-    if (copy_in(state, never)) {
-      for (auto& agent : state.agents) {
-        if (agent.state() != AgentState::kFilling) continue;
-        if (together)
-          repopulated.emplace(agent.pid(), Result<void>());
-        else
-          (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
+  Result<void> run(bool ends_them) {
+    for (auto& agent : state_.agents)
+      agent.heed_second_only();
+    if (state_.prefetch.any() && state_.content.needs_image()) state_.prefetch.collect();
+    // The mover copies, because it needs no host memory; what it cannot do, the agents do. Only for
+    // content of an image: the agents copy what is in their own buffers sooner.
+    if (state_.mover && state_.content.needs_image()) copy_by_mover();
+    // The agents need that room.
+    (void)state_.prefetch.release();
+    for (auto& agent : state_.agents)
+      if (together_ && agent.pidfd().alive() && !repopulated_.contains(agent.pid()))
+        repopulated_.emplace(agent.pid(), repopulate_one(agent));
+    shared_ = attach_all(state_);
+    if (!shared_) {
+      messages_ = shared_.error().message;
+      remedies_ = shared_.error().remedy;
+    }
+    for (auto& agent : state_.agents) {
+      if (!agent.pidfd().alive()) continue;
+      auto back = let_go_on(agent);
+      if (back) continue;
+      if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
+        state_.agents.clear();
+        return back;
       }
+      messages_ += (messages_.empty() ? "" : "; ") + back.error().message;
+      remedies_ = then_recover(back.error().remedy, agent.pid());
+    }
+    state_.agents.clear();
+    if (!messages_.empty())
+      return fail(ErrorCode::kNotRolledBack, std::move(messages_), std::move(remedies_));
+    state_.content.need_image(false);
+    return {};
+  }
+
+ private:
+  void copy_by_mover() {
+    state_.prefetch.reserve_both();
+    (void)repopulate(state_);
+    if (!copy_in(state_, never_)) return;
+    for (auto& agent : state_.agents) {
+      if (agent.state() != AgentState::kFilling) continue;
+      if (together_)
+        repopulated_.emplace(agent.pid(), Result<void>());
+      else
+        (void)agent.ask(AgentCommand::kOpen, 0, kMapping);
     }
   }
-  // The agents need that room.
-  (void)state.prefetch.release();
+
   // An agent maps once more what it copies, which needs address space; a mover does so elsewhere.
-  const auto repopulate_one = [&](AgentClient& agent) -> Result<void> {
-    auto back = repopulate(state, agent);
-    if (!back && state.mover && agent.state() == AgentState::kFilling && copy_in(state, never))
+  Result<void> repopulate_one(AgentClient& agent) {
+    auto back = repopulate(state_, agent);
+    if (!back && state_.mover && agent.state() == AgentState::kFilling && copy_in(state_, never_))
       back = {};
     return back;
-  };
-  for (auto& agent : state.agents)
-    if (together && agent.pidfd().alive() && !repopulated.contains(agent.pid()))
-      repopulated.emplace(agent.pid(), repopulate_one(agent));
-  const auto shared = attach_all(state);
-  if (!shared) {
-    messages = shared.error().message;
-    remedies = shared.error().remedy;
   }
-  for (auto& agent : state.agents) {
-    if (!agent.pidfd().alive()) continue;
-    const auto before = repopulated.find(agent.pid());
-    auto back = before == repopulated.end() ? repopulate_one(agent) : std::move(before->second);
+
+  // An error is what is to be said of it.
+  Result<void> let_go_on(AgentClient& agent) {
+    const auto before = repopulated_.find(agent.pid());
+    auto back = before == repopulated_.end() ? repopulate_one(agent) : std::move(before->second);
     // Beside it others miss what they had of it, or of each other.
-    if (back && !shared && agent.share_count() != 0) {
-      remedies = then_recover(shared.error().remedy, agent.pid());
-      continue;
+    if (back && !shared_ && agent.share_count() != 0) {
+      remedies_ = then_recover(shared_.error().remedy, agent.pid());
+      return {};
     }
     if (back && agent.state() != AgentState::kRunning)
       back = agent.ask(AgentCommand::kOpen, 0, kMapping);
-    if (back || !agent.pidfd().alive()) continue;
+    if (back || !agent.pidfd().alive()) return {};
     // That is said already.
-    if (!shared && agent.detached_count() != 0) {
-      remedies = then_recover(shared.error().remedy, agent.pid());
-      continue;
+    if (!shared_ && agent.detached_count() != 0) {
+      remedies_ = then_recover(shared_.error().remedy, agent.pid());
+      return {};
     }
     // Another program has taken its place, and runs.
     if (back.error().code == ErrorCode::kProcessGone) {
-      state.gone = std::move(back.error());
-      continue;
+      state_.gone = std::move(back.error());
+      return {};
     }
-    if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
-      state.agents.clear();
-      return back;
-    }
-    messages += (messages.empty() ? "" : "; ") + back.error().message;
-    remedies = then_recover(back.error().remedy, agent.pid());
+    return back;
   }
-  state.agents.clear();
-  if (messages.empty()) {
-    state.content.need_image(false);
-    return {};
-  }
-  return fail(ErrorCode::kNotRolledBack, std::move(messages), std::move(remedies));
+
+  MemoryState& state_;
+  const Interrupt never_;
+  // What others miss of an agent's memory has to be there again before they can have it, and no
+  // program runs before they have. Otherwise one after the other, so that no two need a buffer at
+  // the same time.
+  const bool together_;
+  std::map<Pid, Result<void>> repopulated_;
+  Result<void> shared_;  // what they share is theirs again
+  std::string messages_;
+  std::string remedies_;
+};
+
+}  // namespace
+
+Result<void> bring_back_all(MemoryState& state, bool ends_them) {
+  return BringBack(state).run(ends_them);
 }
 
 Result<void> roll_back(MemoryState& state) {
