@@ -32,7 +32,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMostName = 64;
 // How often a part says that it lives.
 constexpr milliseconds kBeat{500};
 // After which a message says so.
@@ -50,17 +49,6 @@ constexpr milliseconds kMostFarewell{4000};
 constexpr milliseconds kMostAnswer{5000};
 constexpr milliseconds kLookAgain{20};
 
-constexpr const char* kLead = "lead";
-constexpr const char* kRoster = "roster";
-constexpr const char* kRest = kFirstDecision;
-constexpr const char* kOutcome = "outcome";  // the second
-constexpr std::string_view kPartPrefix = "part.";
-
-constexpr std::string_view kLinksPrefix = "links.";
-
-std::string links_file(const std::string& name) { return std::string(kLinksPrefix) + name; }
-std::string part_file(const std::string& name) { return std::string(kPartPrefix) + name; }
-
 // The error of a decision that another part has made. A code that says something of the caller, or
 // that no catalogue has, counts as "try again".
 Error error_of(const GroupDecision& decision) {
@@ -77,14 +65,10 @@ Error error_of(const GroupDecision& decision) {
           "see what that part says, then try again with all of them"};
 }
 
-bool is_against(Verdict verdict) {
-  return verdict == Verdict::kGoOn || verdict == Verdict::kBack || verdict == Verdict::kPartly;
-}
 // Of a job.
 bool is_start(const RecordedOperation& operation) {
   return operation == Operation::kStart || operation == Operation::kRestore;
 }
-bool is_last(Verdict verdict) { return is_against(verdict) || verdict == Verdict::kDone; }
 
 Error silent(const std::string& name, milliseconds silence) {
   return {ErrorCode::kTimeout,

@@ -19,11 +19,23 @@
 
 namespace stasis {
 
+inline constexpr std::size_t kMostName = 64;
 inline constexpr std::size_t kMostWhy = 400;
 inline constexpr std::size_t kMostGroupId = 64;
 inline constexpr std::size_t kMostPartBytes = 4096;
 inline constexpr std::size_t kMostLeadBytes = 64 << 10;     // a number for each part
 inline constexpr std::size_t kMostRosterBytes = 128 << 10;  // a name for each part
+
+// Their names.
+inline constexpr const char* kLead = "lead";
+inline constexpr const char* kRoster = "roster";
+inline constexpr const char* kRest = kFirstDecision;
+inline constexpr const char* kOutcome = "outcome";  // the second
+inline constexpr std::string_view kPartPrefix = "part.";
+inline constexpr std::string_view kLinksPrefix = "links.";
+
+inline std::string links_file(const std::string& name) { return std::string(kLinksPrefix) + name; }
+inline std::string part_file(const std::string& name) { return std::string(kPartPrefix) + name; }
 
 template <class Enum, std::size_t count>
 std::optional<Enum> enum_from_name(const std::array<std::string_view, count>& names,
@@ -49,6 +61,11 @@ enum class Verdict {
 };
 inline constexpr std::array<std::string_view, 6> kVerdicts = {"",     "still", "go-on",
                                                               "done", "back",  "partly"};
+
+inline bool is_against(Verdict verdict) {
+  return verdict == Verdict::kGoOn || verdict == Verdict::kBack || verdict == Verdict::kPartly;
+}
+inline bool is_last(Verdict verdict) { return is_against(verdict) || verdict == Verdict::kDone; }
 
 struct GroupDecision {
   Verdict verdict = Verdict::kNone;
