@@ -1,0 +1,23 @@
+// The side of a part that follows: it hears from the one that leads, and decides by itself only to
+// give the group up. Private to src/checkpoint.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/group_side.h"
+
+namespace stasis {
+
+class FollowingSide final : public GroupSide {
+ public:
+  using GroupSide::GroupSide;
+  bool leads() const override { return false; }
+
+ private:
+  void look() override;
+  void hear(const std::string& text);
+
+  std::string lead_text_;  // that was heard
+};
+
+}  // namespace stasis
