@@ -121,6 +121,17 @@ struct Mover::State {
                                                const Buffers& buffers, const Contents& contents,
                                                const std::vector<std::vector<Stretch>>& stretches,
                                                Stop& stop) const;
+  // Memory for the beginning of what each request names, as far as its GPU has room. The GPUs that
+  // have.
+  std::vector<int> reserve_early(const std::vector<PrefetchRequest>& requests,
+                                 const std::vector<int>& ordinals_of);
+  struct EarlyCopy {
+    std::vector<DevicePart> parts;
+    std::vector<std::vector<std::atomic<bool>>> done;  // for each load of each part
+  };
+  EarlyCopy copy_to_early(const std::vector<int>& ordinals, const RingShares& shares) const;
+  // Of each, the loads that have come without a gap count. The bytes.
+  std::uint64_t count_early(const std::vector<int>& ordinals, const EarlyCopy& copy);
   // Keeps as `early` what there is room for of what was copied out.
   void keep_early(std::vector<SpareRoom> room, const std::vector<int>& ordinals,
                   std::vector<Mapping>& mappings,
@@ -198,6 +209,53 @@ void Mover::State::keep_early(std::vector<SpareRoom> room, const std::vector<int
     if (!kept || *kept == 0) continue;
     early.emplace(*at, Early{std::move(mappings[part]), first_of(stretches[part], *kept), *kept});
   }
+}
+
+std::vector<int> Mover::State::reserve_early(const std::vector<PrefetchRequest>& requests,
+                                             const std::vector<int>& ordinals_of) {
+  std::vector<int> with_room;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const int ordinal = ordinals_of[i];
+    std::vector<Stretch> stretches;
+    std::uint64_t total = 0;
+    for (const PrefetchRequest::Part& part : requests[i].parts) {
+      append_stretch(stretches, {total, part.offset, part.bytes});
+      total += part.bytes;
+    }
+    const std::uint64_t bytes = std::min(total, requests[i].room / kPage * kPage);
+    if (bytes == 0 || early.contains(ordinal)) continue;
+    auto memory = DeviceMemory::make(calls, devices.at(ordinal), bytes);
+    if (!memory) continue;
+    early.emplace(ordinal, Early{std::move(*memory), first_of(stretches, bytes), bytes});
+    with_room.push_back(ordinal);
+  }
+  return with_room;
+}
+
+Mover::State::EarlyCopy Mover::State::copy_to_early(const std::vector<int>& ordinals,
+                                                    const RingShares& shares) const {
+  EarlyCopy copy;
+  for (const int ordinal : ordinals) {
+    const Early& one = early.at(ordinal);
+    const std::uint64_t load = load_size(one.bytes, shares.threads, shares.buffer_bytes);
+    auto loads = loads_of(one.stretches, load);
+    auto& done = copy.done.emplace_back(loads.size());
+    copy.parts.push_back({&devices.at(ordinal), one.base(), std::move(loads), std::span(done)});
+  }
+  return copy;
+}
+
+std::uint64_t Mover::State::count_early(const std::vector<int>& ordinals, const EarlyCopy& copy) {
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < ordinals.size(); ++i) {
+    Early& one = early.at(ordinals[i]);
+    one.bytes = 0;
+    for (std::size_t j = 0; j < copy.done[i].size() && copy.done[i][j]; ++j)
+      one.bytes += copy.parts[i].loads[j].bytes;
+    one.stretches = first_of(one.stretches, one.bytes);
+    bytes += one.bytes;
+  }
+  return bytes;
 }
 
 std::uint64_t Mover::State::early_bytes(int ordinal, const std::vector<Stretch>& stretches) const {
@@ -553,23 +611,7 @@ Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,
   STASIS_TRY(state_->open(known, stop));
 
   const auto start = Clock::now();
-  std::vector<int> ordinals;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const int ordinal = known[i];
-    std::vector<Stretch> stretches;
-    std::uint64_t total = 0;
-    for (const PrefetchRequest::Part& part : requests[i].parts) {
-      append_stretch(stretches, {total, part.offset, part.bytes});
-      total += part.bytes;
-    }
-    const std::uint64_t bytes = std::min(total, requests[i].room / kPage * kPage);
-    if (bytes == 0 || state_->early.contains(ordinal)) continue;
-    auto memory = DeviceMemory::make(state_->calls, state_->devices.at(ordinal), bytes);
-    if (!memory) continue;
-    state_->early.emplace(ordinal,
-                          State::Early{std::move(*memory), first_of(stretches, bytes), bytes});
-    ordinals.push_back(ordinal);
-  }
+  const std::vector<int> ordinals = state_->reserve_early(requests, known);
   if (ordinals.empty()) return report;
   auto buffers = state_->buffers_for(ordinals, stop);
   if (!buffers) {
@@ -577,17 +619,7 @@ Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,
     return stasis::fail(std::move(buffers.error()));
   }
   const RingShares& shares = buffers->shares;
-  std::vector<DevicePart> parts;
-  std::vector<std::vector<std::atomic<bool>>> done;
-  done.reserve(ordinals.size());
-  for (const int ordinal : ordinals) {
-    const State::Early& early = state_->early.at(ordinal);
-    const std::uint64_t load = load_size(early.bytes, shares.threads, shares.buffer_bytes);
-    auto loads = loads_of(early.stretches, load);
-    done.emplace_back(loads.size());
-    parts.push_back(
-        {&state_->devices.at(ordinal), early.base(), std::move(loads), std::span(done.back())});
-  }
+  const State::EarlyCopy copy = state_->copy_to_early(ordinals, shares);
   if (auto begun = contents.begin(shares.threads * static_cast<unsigned>(ordinals.size()));
       !begun) {
     drop_prefetched();
@@ -597,7 +629,7 @@ Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,
   const auto copying = Clock::now();
   const CopyJob job{.calls = &state_->calls,
                     .direction = Direction::kIn,
-                    .parts = parts,
+                    .parts = copy.parts,
                     .threads_per_part = shares.threads,
                     .buffers = buffers->all,
                     .content = contents.of};
@@ -606,14 +638,7 @@ Result<CopyReport> Mover::prefetch(const std::vector<PrefetchRequest>& requests,
     return stasis::fail(never_ends(stop));
   }
   report.seconds = since(copying);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    State::Early& early = state_->early.at(ordinals[i]);
-    early.bytes = 0;
-    for (std::size_t j = 0; j < parts[i].loads.size() && done[i][j]; ++j)
-      early.bytes += parts[i].loads[j].bytes;
-    early.stretches = first_of(early.stretches, early.bytes);
-    report.bytes += early.bytes;
-  }
+  report.bytes = state_->count_early(ordinals, copy);
   return report;
 }
 
