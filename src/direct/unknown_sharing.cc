@@ -188,6 +188,23 @@ void judge_survey(Pid pid, const attach::GpuSurvey& survey, std::vector<Obstacle
   out.push_back(std::move(obstacle));
 }
 
+Obstacle of_another_version(Pid pid) {
+  Obstacle obstacle = unknown(
+      pid,
+      "GPU memory that may be another process's: its agent is of another version and cannot say; "
+      "the driver saves memory of another process and cannot restore it (the job would be lost)");
+  obstacle.remedy = "use the stasis that came with that agent";
+  return obstacle;
+}
+
+Obstacle not_asked(Pid pid, const Error& why) {
+  return unknown(
+      pid, fmt::format("GPU memory that may be another process's: the driver in it cannot be asked "
+                       "({}); it saves memory of another process and cannot restore it (the job "
+                       "would be lost)",
+                       why.message));
+}
+
 }  // namespace
 
 std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated,
@@ -215,13 +232,7 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& member
   std::optional<std::set<Pid>> sharing;
   for (const Pid pid : to_ask) {
     if (is_of_another_version(pid)) {
-      if (asked_only) continue;
-      out.push_back(unknown(
-          pid,
-          "GPU memory that may be another process's: its agent is of another version and cannot "
-          "say; the driver saves memory of another process and cannot restore it (the job would be "
-          "lost)"));
-      out.back().remedy = "use the stasis that came with that agent";
+      if (!asked_only) out.push_back(of_another_version(pid));
       continue;
     }
     auto survey = attach::survey_gpu_memory(pid, simulated);
@@ -244,12 +255,7 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& member
     if (asked_only || code == ErrorCode::kProcessGone || code == ErrorCode::kNoSuchProcess)
       continue;
     if (!sharing) sharing = sharers(with_cuda);
-    Obstacle obstacle = unknown(
-        pid,
-        fmt::format("GPU memory that may be another process's: the driver in it cannot be asked "
-                    "({}); it saves memory of another process and cannot restore it (the job would "
-                    "be lost)",
-                    survey.error().message));
+    Obstacle obstacle = not_asked(pid, survey.error());
     if (sharing->contains(pid) && !outside)
       obstacle.what += "; it shares host memory with another process of the tree";
     else if (!outside)
