@@ -83,8 +83,8 @@ Result<void> GpuMemory::check_found(const Environment& env,
 
 Result<std::uint64_t> GpuMemory::move_in(const Environment& env,
                                          const std::vector<const Process*>& processes,
-                                         Phases& phases, bool stops, GpuRoom room) {
-  return stasis::move_in(*state_, env, processes, phases, stops, std::move(room));
+                                         Phases& phases, IfItFails if_it_fails, GpuRoom room) {
+  return stasis::move_in(*state_, env, processes, phases, if_it_fails, std::move(room));
 }
 
 Result<void> GpuMemory::roll_back() { return stasis::roll_back(*state_); }

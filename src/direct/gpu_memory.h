@@ -114,12 +114,12 @@ class GpuMemory {
   // Brings back the memory of every process whose agent says that it is away, and lets the process
   // go on. Called when the driver has restored and unlocked the processes. kOutOfGpuMemory leaves
   // all as it is. If there is no mover the agents copy by themselves, which is slower. Returns the
-  // bytes. The phases are "repopulate", "copy in" and "open". `stops`: an interrupt ends it, and
-  // the caller has to end the processes; otherwise going on is the way out. `room` is held until
-  // the agents have taken the memory.
+  // bytes. The phases are "repopulate", "copy in" and "open". `room` is held until the agents have
+  // taken the memory.
   Result<std::uint64_t> move_in(const Environment& env,
                                 const std::vector<const Process*>& processes, Phases& phases,
-                                bool stops = false, GpuRoom room = {});
+                                IfItFails if_it_fails = IfItFails::kTheyStandStill,
+                                GpuRoom room = {});
 
   // All processes run on with their memory. kNotRolledBack names those that do not.
   Result<void> roll_back();

@@ -13,6 +13,12 @@
 
 namespace stasis {
 
+// What becomes of processes whose memory does not come back.
+enum class IfItFails {
+  kTheyStandStill,  // until a tool tries it once more: going on is the way out
+  kCallerEndsThem,  // so an interrupt ends it, too
+};
+
 struct MemoryState {
   AgentSet agents;   // whose memory is away, or stands still for that
   AgentSet lenders;  // whose programs run, and have made memory that is missing elsewhere

@@ -160,7 +160,8 @@ void find_lenders(MemoryState& state, const Environment& env,
 
 Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
-                              bool stops, GpuRoom room) {
+                              IfItFails if_it_fails, GpuRoom room) {
+  const bool stops = if_it_fails == IfItFails::kCallerEndsThem;
   AgentSet& agents = state.agents;
   // Without a peer they try it again by themselves.
   const auto leave = [&](Error why) -> Result<std::uint64_t> {
@@ -196,7 +197,7 @@ Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
       agents.begin(), agents.end(), [](const AgentClient& agent) { return agent.pidfd().alive(); });
   if (!done && all_alive) env.tell("the processes copy by themselves: " + done.error().to_string());
   if (!state.mover || !done) {
-    STASIS_TRY(bring_back_all(state, stops));
+    STASIS_TRY(bring_back_all(state, if_it_fails));
     if (auto gone = std::exchange(state.gone, std::nullopt)) return fail(std::move(*gone));
     return moved;
   }
@@ -224,7 +225,7 @@ class BringBack {
  public:
   explicit BringBack(MemoryState& state) : state_(state), together_(any_detached(state.agents)) {}
 
-  Result<void> run(bool ends_them) {
+  Result<void> run(IfItFails if_it_fails) {
     for (auto& agent : state_.agents)
       agent.heed_second_only();
     if (state_.prefetch.any() && state_.content.needs_image()) state_.prefetch.collect();
@@ -245,7 +246,8 @@ class BringBack {
       if (!agent.pidfd().alive()) continue;
       auto back = let_go_on(agent);
       if (back) continue;
-      if (ends_them && back.error().code == ErrorCode::kImageCorrupt) {
+      if (if_it_fails == IfItFails::kCallerEndsThem &&
+          back.error().code == ErrorCode::kImageCorrupt) {
         state_.agents.clear();
         return back;
       }
@@ -320,8 +322,8 @@ class BringBack {
 
 }  // namespace
 
-Result<void> bring_back_all(MemoryState& state, bool ends_them) {
-  return BringBack(state).run(ends_them);
+Result<void> bring_back_all(MemoryState& state, IfItFails if_it_fails) {
+  return BringBack(state).run(if_it_fails);
 }
 
 Result<void> roll_back(MemoryState& state) {
@@ -329,7 +331,7 @@ Result<void> roll_back(MemoryState& state) {
   // they have pinned.
   state.mover.wait_for_copy();
   if (state.mover.copied() && *state.mover.copied()) (void)state.agents.unpin();
-  return bring_back_all(state, false);
+  return bring_back_all(state, IfItFails::kTheyStandStill);
 }
 
 }  // namespace stasis

@@ -13,7 +13,7 @@ namespace stasis {
 // GpuMemory::move_in().
 Result<std::uint64_t> move_in(MemoryState& state, const Environment& env,
                               const std::vector<const Process*>& processes, Phases& phases,
-                              bool stops, GpuRoom room);
+                              IfItFails if_it_fails, GpuRoom room);
 
 // Adds to the lenders the agents of those processes that run, if any of the set misses memory of
 // another process.
@@ -21,10 +21,9 @@ void find_lenders(MemoryState& state, const Environment& env,
                   const std::vector<const Process*>& processes);
 
 // Makes every process of the set run on with its memory: the mover copies it where its content is
-// in an image, otherwise the agents do. With `ends_them` the caller ends the processes where the
-// image proves damaged: kImageCorrupt then, and otherwise kNotRolledBack with the names of those
-// that stand still.
-Result<void> bring_back_all(MemoryState& state, bool ends_them);
+// in an image, otherwise the agents do. kImageCorrupt where the image proves damaged and the caller
+// ends the processes, and otherwise kNotRolledBack with the names of those that stand still.
+Result<void> bring_back_all(MemoryState& state, IfItFails if_it_fails);
 
 // The same after a move_out() that was not completed.
 Result<void> roll_back(MemoryState& state);

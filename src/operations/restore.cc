@@ -482,8 +482,8 @@ class RestoreRun {
   // `room` is held until the memory is taken.
   Result<void> bring_content_back(GpuRoom room) {
     STASIS_TRY(check_content(job_->to_run(targets_), content_id_));
-    STASIS_TRY_ASSIGN(direct_bytes_, direct_.move_in(env_, job_->to_run(targets_), phases_, true,
-                                                     std::move(room)));
+    STASIS_TRY_ASSIGN(direct_bytes_, direct_.move_in(env_, job_->to_run(targets_), phases_,
+                                                     IfItFails::kCallerEndsThem, std::move(room)));
     if (direct_bytes_ >= wanted_bytes()) return {};
     return fail(ErrorCode::kInternal,
                 "a restored process has no agent that takes its GPU memory, which is in the image",

@@ -250,8 +250,8 @@ class ResumeRun {
 
   // The bytes that did not go by the driver.
   Result<std::uint64_t> move_in() {
-    auto moved =
-        opened_->direct.move_in(env_, cuda_processes(tree()), phases_, false, std::move(room_));
+    auto moved = opened_->direct.move_in(env_, cuda_processes(tree()), phases_,
+                                         IfItFails::kTheyStandStill, std::move(room_));
     phases_.end();
     if (!moved) {
       Error why =
