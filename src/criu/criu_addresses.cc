@@ -272,9 +272,12 @@ Result<UniqueFd> map_addresses(const UniqueFd& criu_dir, const UniqueFd& work_di
                     open_file(work_dir.get(), kFolder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   for (const std::string& name : names) {
     if (name.starts_with("mountpoints-")) {
-      return fail(ErrorCode::kNotSupported,
-                  "the image has mounts of its own, and other addresses cannot be given to it",
-                  "restore it where its addresses are");
+      return fail(
+          refusal({"own-mounts",
+                   Severity::kRed,
+                   {},
+                   "the image has mounts of its own, and other addresses cannot be given to it",
+                   "restore it where its addresses are"}));
     }
     if (name == kFilesImage) continue;
     const std::string link = fmt::format("/proc/{}/fd/{}/{}", ::getpid(), criu_dir.get(), name);

@@ -70,12 +70,12 @@ bool is_torchrun(const std::vector<std::string>& command) {
 }
 
 Error cannot_do_without_io_uring(int error_number) {
-  Error error = errno_error("cannot keep the program from io_uring", error_number);
-  error.code = ErrorCode::kNotSupported;
-  error.remedy =
-      "leave out --no-io-uring, or turn io_uring off for the machine "
-      "(sysctl kernel.io_uring_disabled=2)";
-  return error;
+  return refusal({"io-uring",
+                  Severity::kRed,
+                  {},
+                  errno_error("cannot keep the program from io_uring", error_number).message,
+                  "leave out --no-io-uring, or turn io_uring off for the machine "
+                  "(sysctl kernel.io_uring_disabled=2)"});
 }
 
 }  // namespace stasis::job

@@ -51,11 +51,13 @@ Result<void> complete(RunOptions& options) {
   if (options.io_uring == IoUring::kAutomatic && can_do_without_io_uring_freely())
     options.io_uring = IoUring::kKeptOut;
   if (options.io_uring == IoUring::kKeptOut && proc::ProcFs().in_own_user_namespace()) {
-    return fail(
-        ErrorCode::kNotSupported,
-        "in a user namespace a job with --no-io-uring cannot be saved: CRIU may not read its "
-        "filter of system calls",
-        "leave out --no-io-uring, or run as root");
+    return fail(refusal(
+        {"seccomp",
+         Severity::kRed,
+         {},
+         "in a user namespace a job with --no-io-uring cannot be saved: CRIU may not read its "
+         "filter of system calls",
+         "leave out --no-io-uring, or run as root"}));
   }
   if (!options.worker.trace.empty())
     options.visible_dirs.push_back(std::filesystem::path(options.worker.trace).parent_path());

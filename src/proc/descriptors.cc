@@ -71,21 +71,21 @@ bool may_be_memory(const struct stat& info) {
 Result<UniqueFd> take_descriptor(Pid pid, const Pidfd& process, int number,
                                  const FileCheck& accept) {
   const auto is_other = [&] {
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("descriptor {} of process {} is not the kind of file that belongs there",
-                    number, pid.value),
-        "do not trust that process");
+    return fail(refusal(
+        {"forged-descriptor", Severity::kRed, pid,
+         fmt::format("descriptor {} of process {} is not the kind of file that belongs there",
+                     number, pid.value),
+         "do not trust that process"}));
   };
   const auto before = known_status(fmt::format("/proc/{}/fd/{}", pid.value, number));
   if (before && !accept(*before)) return is_other();
   if (is_served(pid, number)) {
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("descriptor {} of process {} is a file of a file system that does not answer, "
-                    "or that a program serves (FUSE)",
-                    number, pid.value),
-        "do not trust that process");
+    return fail(refusal(
+        {"silent-files", Severity::kRed, pid,
+         fmt::format("descriptor {} of process {} is a file of a file system that does not answer, "
+                     "or that a program serves (FUSE)",
+                     number, pid.value),
+         "do not trust that process"}));
   }
   STASIS_TRY_ASSIGN(auto taken, take_nameless(pid, process, number));
   const auto after = known_status(taken);

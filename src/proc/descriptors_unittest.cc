@@ -75,6 +75,8 @@ TEST(Descriptors, TheLastCopyOfASocketDoesNotLinger) {
   const auto refused = take_descriptor(child.pid(), *process, number);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kNotSupported);
+  ASSERT_EQ(refused.error().obstacles.size(), 1u);
+  EXPECT_EQ(refused.error().obstacles.front().id, ObstacleId("forged-descriptor"));
   auto copy = take_nameless(child.pid(), *process, number);
   ASSERT_TRUE(copy) << copy.error().to_string();
   child.become_zombie();

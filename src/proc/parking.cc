@@ -633,9 +633,9 @@ Result<AddressRange> mark_host_memory_saved(const AddressSpace& space) {
   const auto lot = std::find_if(places.lots.begin(), places.lots.end(),
                                 [](const Lot& one) { return one.has_original; });
   if (lot == places.lots.end()) {
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("an earlier stasis has parked the threads of process {}", space.pid().value));
+    return fail(refusal({"parking", Severity::kRed, space.pid(),
+                         fmt::format("an earlier stasis has parked the threads of process {}",
+                                     space.pid().value)}));
   }
   // In this order: a process that says the one without the other would never run again.
   STASIS_TRY(space.write(lot->original().start, &kOriginalMark, sizeof kOriginalMark));

@@ -86,11 +86,12 @@ Error ProcFs::ended_error(const ProcessInfo& first) const {
                         first.comm),
             "nothing can be done with it; start the program again"};
   }
-  return {ErrorCode::kNotSupported,
-          fmt::format("the first thread of process {} ({}) has ended, and others of it run on",
-                      first.pid.value, first.comm),
-          "let the program's first thread wait for the others (pthread_join instead of "
-          "pthread_exit)"};
+  return refusal(
+      {"zombie-leader", Severity::kRed, first.pid,
+       fmt::format("the first thread of process {} ({}) has ended, and others of it run on",
+                   first.pid.value, first.comm),
+       "let the program's first thread wait for the others (pthread_join instead of "
+       "pthread_exit)"});
 }
 
 }  // namespace stasis::proc
