@@ -1,7 +1,7 @@
 // What CRIU would refuse to dump, as far as it can be seen from outside, before anything is
 // touched. CRIU itself says so only when the GPU's memory has been moved already.
 // Also what CRIU dumps and loses at the restore, of which it says nothing. Tried with CRIU 4.2.1
-// (tests/integration/doctor.bats, docs/adr/0013-doctor.md). Not seen: what
+// (tests/integration/doctor*.bats, docs/adr/0013-doctor.md). Not seen: what
 // CRIU cannot do on one file system or another. Reads /proc, and opens what is watched by inotify
 // without reading it.
 #pragma once
