@@ -95,9 +95,7 @@ class Server {
 
  private:
   decltype(SideResult::what) carry_out(Driver& driver, SideOrder order) {
-    const Environment whole = session_.environment(driver);
-    const Environment env{driver,      interrupts_.back(), whole.progress,  whole.note,
-                          whole.mover, whole.end_mover,    whole.ring_bytes};
+    const Environment env = session_.environment(driver).with(interrupts_.back());
     // The party of a killed swap that has ended (find_again()); nothing of it is to be undone.
     if (setup_.root.value == 0 && order != SideOrder::kUndo)
       return Error{ErrorCode::kNoSuchProcess, "it has ended", {}};
