@@ -79,6 +79,14 @@ Result<void> refuse_from_within(int root) {
               "have a process do it that is not below that one");
 }
 
+Result<void> give_report(const job::InsideReport& done, char** to) {
+  if (const auto* recovered = std::get_if<RecoverReport>(&done))
+    return give_text(json_text(to_json(std::vector{*recovered})), to);
+  if (const auto* dumped = std::get_if<DumpReport>(&done))
+    return give_text(json_text(to_json(*dumped)), to);
+  return give_text(json_text(to_json(std::get<Report>(done))), to);
+}
+
 template <class Choice>
 Result<std::optional<Choice>> read_choice(const char* given) {
   if (given == nullptr) return std::optional<Choice>();
@@ -205,7 +213,7 @@ stasis_error* suspend_it(stasis_session* session, const FindTarget& find,
     if (target.is_elsewhere()) {
       STASIS_TRY_ASSIGN(auto done, job::operate_inside(given->inside_caller(*session), target,
                                                        {job::InsideVerb::kSuspend, how}));
-      return give_text(done, report);
+      return give_report(done, report);
     }
     STASIS_TRY_ASSIGN(auto done, suspend(given->environment(*session), target.pid, how));
     return give_text(json_text(to_json(done)), report);
@@ -228,7 +236,7 @@ stasis_error* resume_it(stasis_session* session, const FindTarget& find,
       job::InsideOrder order{job::InsideVerb::kResume, {}, std::move(how), ms(read.time_limit_ms)};
       STASIS_TRY_ASSIGN(auto done,
                         job::operate_inside(given->inside_caller(*session), target, order));
-      return give_text(done, report);
+      return give_report(done, report);
     }
     given->interrupt().set_time_limit(ms(read.time_limit_ms));
     STASIS_TRY_ASSIGN(auto done, resume(given->environment(*session), target.pid, how));
@@ -250,7 +258,7 @@ stasis_error* dump_it(stasis_session* session, const FindTarget& find,
       order.dump = std::move(how);
       STASIS_TRY_ASSIGN(auto done,
                         job::operate_inside(given->inside_caller(*session), target, order));
-      return give_text(done, report);
+      return give_report(done, report);
     }
     STASIS_TRY_ASSIGN(auto done, dump(given->environment(*session), target.pid, how));
     return give_text(json_text(to_json(done)), report);
@@ -433,7 +441,7 @@ stasis_error* stasis_recover_job(stasis_session* session, const char* name, cons
     if (target.is_elsewhere()) {
       STASIS_TRY_ASSIGN(auto done, job::operate_inside(given->inside_caller(*session), target,
                                                        {job::InsideVerb::kRecover}));
-      return capi::give_text(done, report);
+      return capi::give_report(done, report);
     }
     STASIS_TRY_ASSIGN(auto one, recover(given->environment(*session), target.pid));
     if (one.error) return fail(std::move(*one.error));

@@ -65,6 +65,11 @@ template <class T>
 concept Number = std::same_as<T, Pid> || std::same_as<T, Tid> || std::is_enum_v<T> ||
     kIs<T, std::chrono::duration> ||(std::integral<T> && !std::same_as<T, bool>);
 
+template <class T>
+inline constexpr bool kIsFloating = std::floating_point<T>;
+template <class Rep, class Period>
+inline constexpr bool kIsFloating<std::chrono::duration<Rep, Period>> = std::floating_point<Rep>;
+
 // What a number of this type may be, unless a description says otherwise.
 template <class T>
 constexpr Within within() {
@@ -280,9 +285,9 @@ class JsonReader {
     } else if constexpr (std::same_as<T, bool>) {
       if (!json.is_boolean()) return complain(place, "is neither true nor false");
       to = json.get<bool>();
-    } else if constexpr (std::floating_point<T>) {
+    } else if constexpr (kIsFloating<T>) {
       if (!json.is_number()) return complain(place, "is no number");
-      to = json.get<T>();
+      to = T(json.get<double>());
     } else if constexpr ((std::same_as<Limits, Signed> || ...)) {
       if (!json.is_number_integer()) return complain(place, "is no whole number");
       to = json.get<T>();

@@ -7,6 +7,7 @@
 
 #include "base/helper_process.h"
 #include "cli/target.h"
+#include "report/report.h"
 
 namespace stasis::cli {
 namespace {
@@ -20,7 +21,8 @@ struct SwapArguments {
 };
 
 std::string part_text(const job::SwapReport::Side& side) {
-  return fmt::format("{} ({}) in {}", side.name, side.subject, format_seconds(side.total));
+  return fmt::format("{} ({}) in {}", side.name, subject_text(side.report),
+                     format_seconds(side.report.total));
 }
 
 Result<int> run_swap(Context& context, SwapArguments& arguments) {

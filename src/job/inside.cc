@@ -1,8 +1,5 @@
 #include "job/inside.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <csignal>
 #include <utility>
 #include <variant>
@@ -15,7 +12,7 @@
 #include "job/stop_signal.h"
 #include "job/swap_messages.h"
 #include "operations/session.h"
-#include "report/report.h"
+#include "report/report_record.h"
 
 namespace stasis {
 
@@ -40,7 +37,6 @@ namespace job {
 namespace {
 
 constexpr int kInsidePollMs = 100;
-constexpr std::size_t kMostReport = 256 << 20;  // bytes
 
 // The order for the side: where, who, and what.
 struct InsideErrand {
@@ -51,7 +47,7 @@ struct InsideErrand {
   DumpOptions dump;
 };
 
-// What comes back. The report of what is done is in a file that comes with it.
+// What comes back.
 struct InsideHears {};  // a signal stops it from now on
 struct InsideTold {
   std::string phase;
@@ -62,7 +58,7 @@ struct InsideNoted {
   std::string text;
 };
 struct InsideDone {
-  std::optional<Error> error;
+  std::variant<InsideReport, Error> what;
 };
 using InsideEvent = std::variant<InsideHears, InsideTold, InsideNoted, InsideDone>;
 
@@ -79,7 +75,7 @@ void fields(auto& io, Described<InsideTold> auto& told) {
   io("total", told.total);
 }
 void fields(auto& io, Described<InsideNoted> auto& noted) { io("text", noted.text); }
-void fields(auto& io, Described<InsideDone> auto& done) { io.optional("error", done.error); }
+void fields(auto& io, Described<InsideDone> auto& done) { io("what", done.what); }
 
 // The process in the job's namespaces.
 class InsideServer final : public Progress {
@@ -94,22 +90,13 @@ class InsideServer final : public Progress {
     stop_by_sigterm(interrupt_);
     tell(InsideHears{});
     interrupt_.set_time_limit(errand_.time_limit);
-    // Before anything is done, which could not be told of without.
-    UniqueFd file(::memfd_create("stasis-report", MFD_CLOEXEC));
-    auto report =
-        file.valid()
-            ? carry_out()
-            : Result<std::string>(fail(errno_error("cannot make a file for the report", errno)));
+    auto report = carry_out();
     session_.drop_movers();
-    if (report) {
-      if (auto written = write_all(file.get(), report->data(), report->size(), "report"); !written)
-        report = fail(ErrorCode::kNotRolledBack,
-                      "it is done, and its report is lost: " + written.error().message,
-                      "see what it has come to: `stasis ps`");
-    }
-    InsideDone done;
-    if (!report) done.error = bounded(report.error());
-    (void)send_message(channel_, InsideEvent(done), std::span(&file, report ? 1 : 0));
+    if (!report) return tell(InsideDone{std::move(report.error())});
+    if (auto sent = send_any_size(channel_, InsideEvent(InsideDone{std::move(*report)})); !sent)
+      tell(InsideDone{Error{ErrorCode::kNotRolledBack,
+                            "it is done, and its report is lost: " + sent.error().message,
+                            "see what it has come to: `stasis ps`"}});
   }
 
   void update(std::string_view phase, std::uint64_t done, std::uint64_t total) override {
@@ -117,9 +104,9 @@ class InsideServer final : public Progress {
   }
 
  private:
-  void tell(const InsideEvent& event) { (void)send_message(channel_, event); }
+  void tell(const InsideEvent& event) { (void)send_any_size(channel_, event); }
 
-  Result<std::string> carry_out() {
+  Result<InsideReport> carry_out() {
     STASIS_TRY(enter(setup_.entry));
     const bool is_dump = errand_.verb == InsideVerb::kDump;
     STASIS_TRY_ASSIGN(auto driver, session_.load_driver(!is_dump ? OperationSession::Movers::kSpare
@@ -133,7 +120,7 @@ class InsideServer final : public Progress {
         options.timeout = setup_.timeout;
         options.ignore_obstacles = setup_.ignore_obstacles;
         options.attach = setup_.attach;
-        return text_of(suspend(env, setup_.root, options));
+        return suspend(env, setup_.root, options);
       }
       case InsideVerb::kResume: {
         ResumeOptions options;
@@ -141,7 +128,7 @@ class InsideServer final : public Progress {
         if (!errand_.gpu_map.empty()) {
           STASIS_TRY_ASSIGN(options.gpu_map, parse_gpu_map(errand_.gpu_map));
         }
-        return text_of(resume(env, setup_.root, options));
+        return resume(env, setup_.root, options);
       }
       case InsideVerb::kDump:
         if (errand_.dump.job) {
@@ -151,19 +138,13 @@ class InsideServer final : public Progress {
           };
         }
         errand_.dump.attach = setup_.attach;
-        return text_of(dump(env, setup_.root, errand_.dump));
+        return dump(env, setup_.root, errand_.dump);
       case InsideVerb::kRecover:
         break;
     }
     STASIS_TRY_ASSIGN(auto one, recover(env, setup_.root));
     if (one.error) return fail(std::move(*one.error));
-    return json_text(to_json(std::vector<RecoverReport>{std::move(one)}));
-  }
-
-  template <class AnyReport>
-  static Result<std::string> text_of(Result<AnyReport> report) {
-    if (!report) return fail(std::move(report.error()));
-    return json_text(to_json(*report));
+    return one;
   }
 
   const Channel& channel_;
@@ -181,26 +162,23 @@ Error lost_inside(HelperProcess& process, const Target& target) {
           fmt::format("`stasis recover {}`", target.text)};
 }
 
-Result<std::string> wait_for_inside(const InsideCaller& caller, HelperProcess process,
-                                    const Target& target) {
+Result<InsideReport> wait_for_inside(const InsideCaller& caller, HelperProcess process,
+                                     const Target& target) {
   bool hears = false;
   bool stopped = false;
   while (true) {
     auto message = process.channel().receive(kInsidePollMs);
     if (!message) return fail(lost_inside(process, target));
     if (*message) {
-      auto event = parse_message<InsideEvent>(**message);
+      auto event = parse_any_size<InsideEvent>(**message);
       if (!event) return fail(lost_inside(process, target));
       hears = true;
       if (const auto* told = std::get_if<InsideTold>(&*event))
         caller.progress.update(told->phase, told->done, told->total);
       if (const auto* noted = std::get_if<InsideNoted>(&*event)) caller.note(noted->text);
       if (auto* done = std::get_if<InsideDone>(&*event)) {
-        if (done->error) return fail(std::move(*done->error));
-        if ((*message)->descriptors.empty()) return fail(lost_inside(process, target));
-        const UniqueFd& file = (*message)->descriptors.front();
-        (void)::lseek(file.get(), 0, SEEK_SET);
-        return read_file(file, "report", kMostReport);
+        if (auto* error = std::get_if<Error>(&done->what)) return fail(std::move(*error));
+        return std::move(std::get<InsideReport>(done->what));
       }
     }
     // That the caller insists is said again and again: it counts from a second after the first.
@@ -213,8 +191,8 @@ Result<std::string> wait_for_inside(const InsideCaller& caller, HelperProcess pr
 
 }  // namespace
 
-Result<std::string> operate_inside(const InsideCaller& caller, const Target& target,
-                                   const InsideOrder& order) {
+Result<InsideReport> operate_inside(const InsideCaller& caller, const Target& target,
+                                    const InsideOrder& order) {
   STASIS_TRY(caller.interrupt.check());
   SideSetup setup;
   setup.name = target.text;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "base/helper_process.h"
 #include "base/interrupt.h"
@@ -43,11 +44,14 @@ struct InsideCaller {
   std::function<void(const std::string&)> note;
 };
 
-// For a target that is_elsewhere(). The report as `stasis --json` prints it; its process numbers
-// are those in the job's namespaces. On an error everything is as the operation says. Relative
-// paths are those of this process. kNotRolledBack if the process was lost.
-Result<std::string> operate_inside(const InsideCaller& caller, const Target& target,
-                                   const InsideOrder& order);
+// Of a suspend or resume, of a dump, or of a recover.
+using InsideReport = std::variant<Report, DumpReport, RecoverReport>;
+
+// For a target that is_elsewhere(). The report's process numbers are those in the job's namespaces.
+// On an error everything is as the operation says. Relative paths are those of this process.
+// kNotRolledBack if the process was lost.
+Result<InsideReport> operate_inside(const InsideCaller& caller, const Target& target,
+                                    const InsideOrder& order);
 
 // What `ps` shows of such a process.
 inline constexpr const char* kInsideName = "stasis-inside";

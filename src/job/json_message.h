@@ -32,6 +32,23 @@ std::optional<Value> parse_message(const Channel::Message& message) {
       {reinterpret_cast<const char*>(message.bytes.data()), message.bytes.size()});
 }
 
+// The same of any size: what no message holds is in a file that comes with it, after the other
+// descriptors.
+Result<void> send_text(const Channel& channel, const std::string& text,
+                       std::vector<UniqueFd> descriptors);
+template <class Value>
+Result<void> send_any_size(const Channel& channel, const Value& value,
+                           std::vector<UniqueFd> descriptors = {}) {
+  return send_text(channel, record_to_text(value), std::move(descriptors));
+}
+// Leaves the other descriptors in the message. Nothing of a malformed one.
+std::optional<std::string> receive_text(Channel::Message& message);
+template <class Value>
+std::optional<Value> parse_any_size(Channel::Message& message) {
+  const auto text = receive_text(message);
+  return text ? record_from_text<Value>(*text) : std::nullopt;
+}
+
 // The same error, or a shorter one, for a message, which holds so much and no more.
 inline constexpr std::size_t kMessageRoom = Channel::kMostBytes / 2;
 inline Error bounded(Error error) {

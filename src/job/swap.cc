@@ -12,6 +12,7 @@
 #include "checkpoint/swap_record.h"
 #include "job/swap_side.h"
 #include "proc/procfs.h"
+#include "report/report.h"
 
 namespace stasis::job {
 namespace {
@@ -312,13 +313,8 @@ Result<std::string> recover_swap(const SwapCaller& caller, const SwapRecord& rec
 }
 
 SwapReport::Side side_report(const SwapSide& side) {
-  SwapReport::Side out{side.name(), {}, {}, Seconds(0)};
-  if (const auto* moved = side.get<Moved>()) {
-    out.report = moved->report;
-    out.subject = moved->subject;
-    out.total = Seconds(moved->seconds);
-  }
-  return out;
+  const auto* report = side.get<Report>();
+  return {side.name(), report != nullptr ? *report : Report()};
 }
 
 }  // namespace
@@ -356,8 +352,8 @@ Result<SwapReport> swap(const SwapCaller& caller, Target out, Target in,
 
 nlohmann::json to_json(const SwapReport& report) {
   nlohmann::json out = {{"ok", true},
-                        {"suspended", report.suspended.report},
-                        {"resumed", report.resumed.report},
+                        {"suspended", to_json(report.suspended.report)},
+                        {"resumed", to_json(report.resumed.report)},
                         {"at_once", report.at_once},
                         {"seconds", report.total.count()},
                         {"no_room_at_once", nullptr}};

@@ -49,10 +49,8 @@ struct SwapCaller {
 
 struct SwapReport {
   struct Side {
-    std::string name;       // as it was given
-    nlohmann::json report;  // report/report.h
-    std::string subject;    // "process 12"
-    Seconds total{0};
+    std::string name;  // as it was given
+    Report report;
   };
   Side suspended;
   Side resumed;

@@ -1,6 +1,7 @@
 #include "job/swap_messages.h"
 
 #include "job/json_message.h"
+#include "report/report_record.h"
 
 namespace stasis {
 
@@ -43,12 +44,6 @@ void fields(auto& io, Described<SideSetup> auto& setup) {
   io.optional("timeouts", setup.timeouts);
 }
 
-void fields(auto& io, Described<Moved> auto& moved) {
-  io("report", moved.report);
-  io("subject", moved.subject);
-  io("seconds", moved.seconds);
-}
-
 void fields(auto& io, Described<Progressed> auto& progressed) {
   io("done", progressed.done);
   io("total", progressed.total);
@@ -71,11 +66,10 @@ Result<void> send(const Channel& channel, const SideSetup& setup) {
 
 Result<void> send(const Channel& channel, SideOrder order) { return send_message(channel, order); }
 
-Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd& trace) {
-  const auto* result = std::get_if<SideResult>(&event);
-  if (result == nullptr) return send_message(channel, event);
-  return send_message(channel, SideEvent(bounded(*result)),
-                      std::span(&trace, trace.valid() ? 1 : 0));
+Result<void> send(const Channel& channel, const SideEvent& event, UniqueFd trace) {
+  std::vector<UniqueFd> descriptors;
+  if (trace.valid()) descriptors.push_back(std::move(trace));
+  return send_any_size(channel, event, std::move(descriptors));
 }
 
 void send(const Channel& channel, const Progressed& progressed) {
@@ -96,8 +90,8 @@ std::optional<SideOrder> parse_side_order(const Channel::Message& message) {
   return order && *order <= SideOrder::kUndo ? order : std::nullopt;
 }
 
-std::optional<SideEvent> parse_side_event(const Channel::Message& message) {
-  return parse_message<SideEvent>(message);
+std::optional<SideEvent> parse_side_event(Channel::Message& message) {
+  return parse_any_size<SideEvent>(message);
 }
 
 }  // namespace job

@@ -1,5 +1,5 @@
-// What a swap says to the processes that do its two sides, and what they answer. Sent as JSON over
-// a channel.
+// What a swap says to the processes that do its two sides, and what they answer: sent as records
+// over a channel.
 //
 // Values and functions; any thread.
 #pragma once
@@ -10,8 +10,6 @@
 #include <string>
 #include <variant>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "base/channel.h"
 #include "base/ids.h"
@@ -54,32 +52,27 @@ struct Progressed {
   std::uint64_t total = 0;
 };
 
-struct Moved {
-  nlohmann::json report;  // report/report.h; of very many processes it lists the first
-  std::string subject;    // for people: "process 12"
-  double seconds = 0;
-};
 struct Undone {
   bool any = false;  // there was something
 };
 // Its programs have the agent.
 struct Attached {};
 struct SideResult {
-  std::variant<TreeStatus, Moved, Undone, Attached, Error> what;
+  std::variant<TreeStatus, Report, Undone, Attached, Error> what;
   std::vector<std::string> notes = {};  // for people
   std::string simulated = {};           // the simulated driver's library; empty: it is the real one
 };
 using SideEvent = std::variant<Quiesced, SideResult, Progressed>;
 
-// The traces of a side come with its results, as a descriptor: they are more than a message holds.
+// The trace of a side comes with its result, as a descriptor: it is more than a message holds.
 Result<void> send(const Channel& channel, const SideSetup& setup);
 Result<void> send(const Channel& channel, SideOrder order);
-Result<void> send(const Channel& channel, const SideEvent& event, const UniqueFd& trace);
+Result<void> send(const Channel& channel, const SideEvent& event, UniqueFd trace);
 // Never waits: it is lost where the other end does not read.
 void send(const Channel& channel, const Progressed& progressed);
 // Nothing of a malformed message.
 std::optional<SideSetup> parse_side_setup(Channel::Message& message);
 std::optional<SideOrder> parse_side_order(const Channel::Message& message);
-std::optional<SideEvent> parse_side_event(const Channel::Message& message);
+std::optional<SideEvent> parse_side_event(Channel::Message& message);
 
 }  // namespace stasis::job

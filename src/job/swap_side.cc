@@ -13,7 +13,6 @@
 #include "base/trace.h"
 #include "job/stop_signal.h"
 #include "operations/session.h"
-#include "report/report.h"
 #include "report/trace_file.h"
 
 namespace stasis::job {
@@ -42,15 +41,9 @@ json read_trace(const UniqueFd& file, Pid pid) {
   return events;
 }
 
-decltype(SideResult::what) moved(const Result<Report>& report) {
-  if (!report) return report.error();
-  json out = to_json(*report);
-  // A message holds so much: of very many processes the reader needs no list here.
-  constexpr std::size_t kMostProcesses = 64;
-  json& processes = out["processes"];
-  while (processes.is_array() && processes.size() > kMostProcesses)
-    processes.erase(processes.size() - 1);
-  return Moved{std::move(out), subject_text(*report), report->total.count()};
+decltype(SideResult::what) moved(Result<Report> report) {
+  if (!report) return std::move(report.error());
+  return std::move(*report);
 }
 
 // The process of a side.
@@ -86,8 +79,7 @@ class Server {
         result.what = entered.error();
       result.notes = notes_;
       if (entered && driver->info().simulated) result.simulated = driver->info().library;
-      const UniqueFd trace = trace_is_on() ? trace_file(setup_.name) : UniqueFd();
-      if (!send(channel_, result, trace)) break;
+      if (!send(channel_, result, trace_is_on() ? trace_file(setup_.name) : UniqueFd())) break;
     }
     driver.reset();
     session_.drop_movers();
