@@ -9,6 +9,7 @@
 #include "base/json_record.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/state_file.h"
+#include "proc/procfs.h"
 
 namespace stasis {
 
@@ -19,7 +20,8 @@ void fields(auto& io, Described<SwapParty> auto& party) {
 }
 
 void fields(auto& io, Described<SwapRecord> auto& record) {
-  io("owner", record.owner);
+  io("owner", record.owner.pid);
+  io.optional("owner_start_ticks", record.owner.start_ticks);
   io("out", record.out);
   io("in", record.in);
   io("gpu_map", record.gpu_map);
@@ -59,7 +61,9 @@ Result<SwapJournal> SwapJournal::begin(SwapRecord record) {
   STASIS_TRY_ASSIGN(auto directory, journal_directory());
   const std::string path = swap_path(directory, record);
   STASIS_TRY_ASSIGN(auto lock, take_swap(path, record));
-  record.owner = Pid{static_cast<int>(::getpid())};
+  const Pid self{static_cast<int>(::getpid())};
+  const auto info = proc::ProcFs().process(self);
+  record.owner = info ? info->id() : ProcessId{self};
   SwapJournal journal(std::move(lock), path, std::move(record));
   if (auto done = write_state_file(path, record_to_text(journal.record_)); !done) {
     journal.finish();

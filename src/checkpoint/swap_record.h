@@ -25,7 +25,7 @@ struct SwapParty {
 };
 
 struct SwapRecord {
-  Pid owner;  // the process that does it, for messages
+  ProcessId owner;  // the process that does it; an earlier Stasis left its start out
   SwapParty out;
   SwapParty in;
   std::string gpu_map;  // of the resume, as the user gave it; empty: none

@@ -59,7 +59,7 @@ std::string done_name(const std::string& word) { return "done-" + word; }
 
 struct Holder {
   std::string host;
-  int pid = 0;
+  Pid pid;
   ProcessId init;  // the first process of the job; its number is 0 while there is none
 };
 
@@ -149,14 +149,16 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
       error.remedy = "use a file system with locks, so that no image is restored twice at once";
       return fail(std::move(error));
     }
-    const std::string who =
-        before.pid > 0 ? fmt::format(", process {} on {}", before.pid, before.host) : std::string();
+    const std::string who = before.pid.value > 0
+                                ? fmt::format(", process {} on {}", before.pid.value, before.host)
+                                : std::string();
     return fail(ErrorCode::kBusy,
                 fmt::format("the job of {} is run by another `stasis run`{}", images.path_, who),
                 "wait for its end, or give each job a directory of its own");
   }
   STASIS_TRY(wait_for_end(before, stop));
-  auto written = write_holder(images.lock_, images.path_ + "/lock", {host_name(), ::getpid(), {}});
+  auto written =
+      write_holder(images.lock_, images.path_ + "/lock", {host_name(), Pid{::getpid()}, {}});
   STASIS_TRY(std::move(written));
   return images;
 }
@@ -175,7 +177,7 @@ std::string Images::path_of(int number) const {
 }
 
 Result<void> Images::note_init(Pid init) const {
-  Holder holder{host_name(), ::getpid(), {init}};
+  Holder holder{host_name(), Pid{::getpid()}, {init}};
   if (const auto info = proc::ProcFs().process(init)) holder.init = info->id();
   return write_holder(lock_, path_ + "/lock", holder);
 }

@@ -337,7 +337,7 @@ Result<SwapReport> swap(const SwapCaller& caller, Target out, Target in,
   STASIS_TRY_ASSIGN(auto second, start_side(caller, in, options, options.gpu_map));
   Swap swap(caller, first, second);
   auto done =
-      swap.run({Pid{}, party_of(out), party_of(in), options.gpu_map}, options.attach.has_value());
+      swap.run({{}, party_of(out), party_of(in), options.gpu_map}, options.attach.has_value());
   for (SwapSide* side : {&first, &second})
     caller.take_trace(side->take_trace());
   if (const std::string& library = first.result().simulated; !library.empty())

@@ -32,6 +32,7 @@
 #include "image/content.h"
 #include "image/content_writer.h"
 #include "image/manifest.h"
+#include "proc/process_id.h"
 
 namespace stasis {
 
@@ -427,6 +428,6 @@ Result<std::vector<RecoverReport>> recover_all(const Environment& env);
 // taken back: for a caller that decides what becomes of it. Nothing if there is none.
 Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid root);
 // Waits for a tool that has been killed and has not gone yet. False if it has not been killed.
-bool wait_for_killed(const Interrupt& interrupt, Pid owner);
+bool wait_for_killed(const Interrupt& interrupt, const ProcessId& owner);
 
 }  // namespace stasis

@@ -472,14 +472,13 @@ Result<std::optional<RecoverReport>> undo_cut_short(const Environment& env, Pid 
   return std::optional<RecoverReport>();
 }
 
-bool wait_for_killed(const Interrupt& interrupt, Pid owner) {
+bool wait_for_killed(const Interrupt& interrupt, const ProcessId& owner) {
   constexpr std::chrono::seconds kTimeout{5};
   constexpr std::chrono::milliseconds kPoll{10};
   const auto deadline = Clock::now() + kTimeout;
   while (true) {
-    const auto info = proc::ProcFs().process(owner);
-    if (!info || info->has_ended()) return true;
-    if (!is_ending(owner) || Clock::now() > deadline || !interrupt.check()) return false;
+    if (!is_alive(owner)) return true;
+    if (!is_ending(owner.pid) || Clock::now() > deadline || !interrupt.check()) return false;
     std::this_thread::sleep_for(kPoll);
   }
   return true;
