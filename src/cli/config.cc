@@ -97,9 +97,7 @@ Error unknown(const std::string& path, const std::string& what, const std::strin
               const std::vector<std::string>& known) {
   return {ErrorCode::kUsage,
           fmt::format("{}: {}{}", path, what, did_you_mean(closest(word, known))),
-          fmt::format("mend {}, or set STASIS_CONFIG to nothing for one call without it", path),
-          {},
-          {}};
+          fmt::format("mend {}, or set STASIS_CONFIG to nothing for one call without it", path)};
 }
 
 // "PATH:LINE" where a line of the file begins with the name in its section, else the path.
@@ -135,9 +133,7 @@ Error no_toml(const std::string& place, const std::string& path, std::string_vie
   return {ErrorCode::kUsage,
           fmt::format("{}: '{}' is no line of TOML: one is KEY = VALUE or [VERB]", place,
                       shortened(line, 60)),
-          fmt::format("mend {}, or set STASIS_CONFIG to nothing for one call without it", path),
-          {},
-          {}};
+          fmt::format("mend {}, or set STASIS_CONFIG to nothing for one call without it", path)};
 }
 
 // Nothing if there is such an option, of that verb or, without one, of any.

@@ -192,11 +192,8 @@ std::optional<Error> configuration_error(CLI::App& app, ConfiguredDefaults& defa
     } catch (const CLI::ParseError&) {
       return std::nullopt;
     }
-    return Error{ErrorCode::kUsage,
-                 fmt::format("{}: {}", value.from, message),
-                 fmt::format("mend {}; `stasis config` shows what is in it", value.from),
-                 {},
-                 {}};
+    return Error{ErrorCode::kUsage, fmt::format("{}: {}", value.from, message),
+                 fmt::format("mend {}; `stasis config` shows what is in it", value.from)};
   }
   return std::nullopt;
 }
@@ -449,9 +446,7 @@ int report_exception(int argc, char** argv, const std::exception& exception) {
       context, {memory ? ErrorCode::kOutOfHostMemory : ErrorCode::kInternal,
                 fmt::format("stasis was stopped by an exception: {}", exception.what()),
                 "`stasis ps` shows what was left behind, and `stasis recover` mends it; if memory "
-                "and threads are not limited (ulimit), this is a bug to report",
-                {},
-                {}});
+                "and threads are not limited (ulimit), this is a bug to report"});
 }
 
 // Part of a job, and no verb: reads no options and loads nothing. The exit status.

@@ -85,11 +85,8 @@ Result<void> write_page(const DirectoryEntry& output, const std::string& page,
   const std::string path = output.path();
   auto file = open_file(parent, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
   if (!file) {
-    return fail({file.error().code,
-                 fmt::format("cannot write {}: {}", path, file.error().message),
-                 "name a file in a directory that may be written",
-                 {},
-                 {}});
+    return fail({file.error().code, fmt::format("cannot write {}: {}", path, file.error().message),
+                 "name a file in a directory that may be written"});
   }
   ScopeGuard remove([&] { (void)::unlinkat(parent, temporary.c_str(), 0); });
   STASIS_TRY(write_all(file->get(), page.data(), page.size(), path));

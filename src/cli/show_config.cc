@@ -57,11 +57,8 @@ std::optional<Error> check_values(CLI::App& app, const Configuration& configurat
         option->add_result(value.words);
         option->run_callback();
       } catch (const CLI::ParseError& error) {
-        return Error{ErrorCode::kUsage,
-                     fmt::format("{}: {}", value.from, error.what()),
-                     fmt::format("mend {}; see `stasis {} --help`", value.from, verb->get_name()),
-                     {},
-                     {}};
+        return Error{ErrorCode::kUsage, fmt::format("{}: {}", value.from, error.what()),
+                     fmt::format("mend {}; see `stasis {} --help`", value.from, verb->get_name())};
       }
     }
   }

@@ -239,9 +239,7 @@ void UnreadState::tear(Pid pid, int descriptor, const std::string& what) {
                 fmt::format("process {} (descriptor {}) has not yet read {}, which CRIU cannot "
                             "save",
                             pid.value, descriptor, what),
-                "dump it again when the program has read it",
-                {},
-                {}};
+                "dump it again when the program has read it"};
 }
 
 }  // namespace stasis
