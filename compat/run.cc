@@ -191,16 +191,14 @@ class Tool {
 
   // What `stasis suspend` has moved past the driver comes back too, so that the program goes on.
   Result<void> unlock(Process& process) const {
-    auto done = process.unlock();
-    if (done)
-      done = bring_back_alone(
-          process, [this] { return memory_of_all_gpus(driver_); }, &interrupt_);
-    if (!done) return done;
+    STASIS_TRY(process.unlock());
+    STASIS_TRY(bring_back_alone(
+        process, [this] { return memory_of_all_gpus(driver_); }, &interrupt_));
     // What is in an image is found by that.
     const auto agent = direct::probe_agent(process.pid());
     const bool away = agent && *agent && direct::is_away((*agent)->state);
     if (!away) forget_suspended(process);
-    return done;
+    return {};
   }
 
   int act() const {

@@ -103,7 +103,7 @@ class Attaching {
     STASIS_TRY(adopt());
     auto opened = open_gates();
     phases_.runs();
-    if (!opened) return opened;
+    STASIS_TRY(std::move(opened));
     return fault(FaultPoint::kAttachOpened);
   }
 
@@ -527,12 +527,11 @@ Error with_other_way(Error why) {
 
 Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachOptions& options,
                                  bool is_first, Phases& phases) {
-  auto opened = open_tree(env, Operation::kAttach, root, {});
-  if (!opened) return fail(std::move(opened.error()));
-  STASIS_TRY(refuse_obstacles(env, *opened, options.ignore_obstacles));
-  ProcessTree& tree = opened->tree;
+  STASIS_TRY_ASSIGN(auto opened, open_tree(env, Operation::kAttach, root, {}));
+  STASIS_TRY(refuse_obstacles(env, opened, options.ignore_obstacles));
+  ProcessTree& tree = opened.tree;
   STASIS_TRY(refuse_unstoppable(tree));
-  Attaching attaching(env, *opened, options, phases);
+  Attaching attaching(env, opened, options, phases);
   auto done = attaching.run();
   phases.end();
   if (done) done = verify_states(tree, CudaState::kRunning);
@@ -540,11 +539,11 @@ Result<AttachReport> attach_tree(const Environment& env, Pid root, const AttachO
     const auto standing = attaching.let_go();
     Error why = with_standing(with_our_remedy(std::move(done.error())), root, standing);
     if (is_first) why = with_other_way(std::move(why));
-    return fail(roll_back(env, *opened, std::move(why), attaching.what_stays()));
+    return fail(roll_back(env, opened, std::move(why), attaching.what_stays()));
   }
   attaching.dismiss();
   tree.dismiss();
-  opened->journal->finish();
+  opened.journal->finish();
   AttachReport report;
   report.root = root;
   report.attached = attaching.take_report();

@@ -329,7 +329,7 @@ class DumpRun {
     auto stopped = quiesce(env_, *opened_, how, phases_);
     // Also of those whom the driver has by then, if that was not all of them.
     needed_ = use_of(tree());
-    if (!stopped) return stopped;
+    STASIS_TRY(std::move(stopped));
     stage_ = Stage::kQuiesced;
     STASIS_TRY(connections_.lock(criu_options_, manifest_, phases_));
     STASIS_TRY(watch_.refuse_held_up(tree()));
@@ -523,7 +523,7 @@ class DumpRun {
     opened_->direct.dismiss();
     auto gone = wait_until_gone(tree());
     tree().dismiss();
-    if (!gone) return gone;
+    STASIS_TRY(std::move(gone));
     for (const TreeMember& member : tree().members())
       forget_suspended(member.process);
     return {};

@@ -284,10 +284,9 @@ Result<void> FilesPutBack::make(const KeptFile& kept) {
   };
   undo_name(kept.path);
   // Its owner first: what a killed restore leaves is set aside by the next.
-  auto done = set_owner(*file, kept);
-  if (done) done = fill(*file, kept);
-  if (done) done = file->close(kept.path);
-  if (!done) return done;
+  STASIS_TRY(set_owner(*file, kept));
+  STASIS_TRY(fill(*file, kept));
+  STASIS_TRY(file->close(kept.path));
   std::vector<std::string> more = kept.links;
   more.insert(more.end(), kept.names.begin(), kept.names.end());
   for (const std::string& other : more) {
@@ -325,7 +324,7 @@ Result<void> FilesPutBack::shorten(const KeptFile& kept) {
     done = in_use("another program at this moment");
   if (done && ::ftruncate(file.get(), static_cast<off_t>(kept.size)) != 0)
     done = put_back_error("shorten", kept.path);
-  if (!done) return done;
+  STASIS_TRY(std::move(done));
   remove_rest.dismiss();
   undo_.emplace_back([kept, aside, size] {
     const auto at = open_folder_of(kept.path);

@@ -177,9 +177,8 @@ Result<void> recover_targets(const Environment& env, const JournalRecord& record
   std::vector<Recovered> recovered;
   for (const JournalTarget& target : record.targets) {
     STASIS_TRY(env.interrupt.check());
-    auto done = fault(FaultPoint::kRecoverTarget);
-    if (done) done = wait_for_tracer(env, target);
-    if (!done) return done;
+    STASIS_TRY(fault(FaultPoint::kRecoverTarget));
+    STASIS_TRY(wait_for_tracer(env, target));
     auto one = recover_target(env, target, record);
     // One that cannot be brought back is no reason to leave the others.
     if (!one)
@@ -254,7 +253,7 @@ Result<void> recover_adopted(const Environment& env, Journal& journal, RecoverRe
   auto others = let_others_go(record);
   STASIS_TRY(refuse_recovery_beside_ranks(env, record));
   STASIS_TRY(recover_targets(env, record, report));
-  if (!others) return others;
+  STASIS_TRY(std::move(others));
   return clear_image(env, record, report);
 }
 

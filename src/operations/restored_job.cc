@@ -24,10 +24,8 @@ constexpr std::chrono::milliseconds kProgressInterval{100};
 
 // One that has its GPU state back; verifies by asking that it is in what was asked for.
 Result<void> let_go_on(Process& process, CudaState wanted) {
-  Result<void> done;
-  if (wanted == CudaState::kRunning) done = process.unlock();
-  if (done && wanted == CudaState::kLocked) done = process.let_go_on();
-  if (!done) return done;
+  if (wanted == CudaState::kRunning) STASIS_TRY(process.unlock());
+  if (wanted == CudaState::kLocked) STASIS_TRY(process.let_go_on());
   auto now = process.state();
   // One that has its state back may come to its end like any other.
   if (!now && wanted == CudaState::kRunning && now.error().code == ErrorCode::kProcessGone) {
@@ -158,10 +156,9 @@ Result<void> RestoredJob::bring_back(std::span<const JournalTarget> targets,
     return {};
   };
   // A restore makes contexts, beside which none of them may run (direct/mover_server.h).
-  auto done = for_all([&](std::size_t i) {
+  STASIS_TRY(for_all([&](std::size_t i) {
     return wanted[i] == CudaState::kCheckpointed ? Result<void>() : processes[i]->restore(pairs);
-  });
-  if (!done) return done;
+  }));
   before_they_run();
   return for_all([&](std::size_t i) { return let_go_on(*processes[i], wanted[i]); });
 }

@@ -201,7 +201,7 @@ Result<void> finish_remote_call(const proc::AddressSpace& space, const StoppedTh
     } else if (thread == begun.thread && (*mask | kNeverBlocked) == proc::kAllSignals) {
       done = stopped.set_signal_mask(thread, saved.signal_mask);
     }
-    if (!done) return done;
+    STASIS_TRY(std::move(done));
   }
   if (stopped.threads().empty()) return {};
   const Step zeros{};

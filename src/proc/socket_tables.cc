@@ -173,7 +173,7 @@ Result<std::vector<InetSocket>> ProcFs::inet_sockets(Pid pid, std::string_view p
     });
     if (!done && !out.empty()) break;
     if (!done && done.error().code == ErrorCode::kIo) continue;
-    if (!done) return fail(std::move(done.error()));
+    STASIS_TRY(std::move(done));
   }
   return out;
 }

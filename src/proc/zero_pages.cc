@@ -241,13 +241,12 @@ std::uint64_t drop_zero_pages(const proc::AddressSpace& space,
     };
     for (const ZeroRun& run : zeros) {
       bool all = true;
-      auto done = in_parts(run.range, kLargestCall, [&](const AddressRange& part) -> Result<void> {
+      STASIS_TRY(in_parts(run.range, kLargestCall, [&](const AddressRange& part) -> Result<void> {
         STASIS_TRY_ASSIGN(auto gone, advise(part, MADV_DONTNEED));
         all = all && gone;
         fault_only(FaultPoint::kZerosDropped);
         return {};
-      });
-      if (!done) return done;
+      }));
       if (!all) continue;
       dropped += run.bytes;
       const AddressRange whole{(run.range.start + kBlock - 1) / kBlock * kBlock,
