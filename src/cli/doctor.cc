@@ -176,12 +176,12 @@ Result<std::vector<Obstacle>> examine_tree(Driver& driver, const Options& option
   // What the tree is like changes until the other tool has done.
   STASIS_TRY_ASSIGN(auto busy, find_busy(options.target.pid));
   if (busy) return std::vector<Obstacle>{std::move(*busy)};
-  STASIS_TRY_ASSIGN(auto group, ProcessTree::open(driver, options.target.pid));
-  group.dismiss();
+  STASIS_TRY_ASSIGN(auto tree, ProcessTree::open(driver, options.target.pid));
+  tree.dismiss();
   // Its standard streams are connected again wherever it is restored.
   const auto& job = options.target.job;
   const bool whole_job = job && options.target.pid == job->root;
-  return examine_processes(driver, procfs, group, options.criu, interrupt,
+  return examine_processes(driver, procfs, tree, options.criu, interrupt,
                            whole_job ? job->streams : std::vector<std::string>());
 }
 

@@ -56,9 +56,9 @@ struct Worker {
 
 // Has the user suspended it by `stasis suspend NAME`?
 Result<bool> is_suspended(Driver& driver, Pid root) {
-  STASIS_TRY_ASSIGN(auto group, ProcessTree::open(driver, root));
-  group.dismiss();
-  return std::any_of(group.members().begin(), group.members().end(),
+  STASIS_TRY_ASSIGN(auto tree, ProcessTree::open(driver, root));
+  tree.dismiss();
+  return std::any_of(tree.members().begin(), tree.members().end(),
                      [](const auto& member) { return member.initial == CudaState::kCheckpointed; });
 }
 

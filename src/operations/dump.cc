@@ -88,7 +88,7 @@ Result<void> wait_until_gone(const ProcessTree& tree) {
   return {};
 }
 
-// What all of the group have had on the GPUs.
+// What all of the tree have had on the GPUs.
 std::vector<GpuUse> use_of(const ProcessTree& tree) {
   std::vector<GpuUse> all;
   for (const auto& [pid, uses] : tree.gpu_use())
@@ -119,7 +119,7 @@ Error no_directory(Error error) {
   return error;
 }
 
-// One dump. Its members end in the opposite order: the group before the image's writer, which may
+// One dump. Its members end in the opposite order: the tree before the image's writer, which may
 // hold what it needs.
 class DumpRun {
  public:
@@ -645,7 +645,7 @@ class DumpRun {
   std::optional<ImageWatcher> watcher_;
   KeepReport kept_files_;
   DumpConnections connections_{env_, root_, options_};
-  HostMemoryDump host_{env_, options_};  // needs the group, and the image's directory
+  HostMemoryDump host_{env_, options_};  // needs the tree, and the image's directory
   // A program that runs on has its files by their own names.
   ScopeGuard<std::function<void()>> forget_links_{[this] { remove_links(kept_files_.links); }};
 };

@@ -10,7 +10,7 @@
 namespace stasis {
 
 // Refuses what the driver would refuse or lose (kNotSupported, each process with reason and
-// remedy), before anything is touched, and also what the group meets later. With `ignore` it is
+// remedy), before anything is touched, and also what the tree meets later. With `ignore` it is
 // told and no more.
 Result<void> refuse_obstacles(const Environment& env, OpenedTree& opened, bool ignore);
 
