@@ -140,6 +140,49 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
   return 0;
 }
 
+// Of the GPU memory that the mover copies.
+void add_content_options(CLI::App& command, const std::shared_ptr<DumpArguments>& options) {
+  command
+      .add_option("--compress", options->compress,
+                  "how the GPU memory of programs started by `stasis run` is written [none]")
+      ->check(one_of({"none", "lz4", "zstd"}));
+  // Given a number to count in, CLI11 sets it to 0 at once: the option would never be unset.
+  command.add_flag_function(
+      "--direct-io,!--no-direct-io",
+      [options](std::int64_t count) { options->dump.direct_io = count > 0; },
+      "write that memory past the page cache, where the file system can [where the job "
+      "ends and its image is synced]");
+  command
+      .add_option("--base", options->dump.base,
+                  "an earlier image of the same job, on the same file system: what is in it of "
+                  "the GPU memory of programs started by `stasis run` is not written again")
+      ->type_name("DIR");
+}
+
+void add_host_memory_options(CLI::App& command, const std::shared_ptr<DumpArguments>& options) {
+  command
+      .add_option_function<std::string>(
+          "--host-memory",
+          [options](const std::string& way) {
+            options->dump.host_memory = way == "criu"       ? HostMemoryWay::kCriu
+                                        : way == "parallel" ? HostMemoryWay::kParallel
+                                                            : HostMemoryWay::kAutomatic;
+          },
+          "what copies large host memory: the tool (parallel) or CRIU [auto]")
+      ->check(one_of({"auto", "criu", "parallel"}));
+  command
+      .add_option_function<std::string>(
+          "--pre-copy",
+          [options](const std::string& when) {
+            options->dump.precopy = when == "on"    ? Precopy::kAlways
+                                    : when == "off" ? Precopy::kNever
+                                                    : Precopy::kAutomatic;
+          },
+          "with --leave-running: copy large host memory, and before a job's first save GPU memory, "
+          "while the job runs, and only what has changed since while it stands still [auto]")
+      ->check(one_of({"auto", "on", "off"}));
+}
+
 }  // namespace
 
 Verb add_dump(CLI::App& app) {
@@ -161,21 +204,7 @@ Verb add_dump(CLI::App& app) {
                    "disk: end nothing before the image would survive a loss of power; none: as "
                    "fast as memory takes it [disk]")
       ->check(one_of({"disk", "none"}));
-  command
-      ->add_option("--compress", options->compress,
-                   "how the GPU memory of programs started by `stasis run` is written [none]")
-      ->check(one_of({"none", "lz4", "zstd"}));
-  // Given a number to count in, CLI11 sets it to 0 at once: the option would never be unset.
-  command->add_flag_function(
-      "--direct-io,!--no-direct-io",
-      [options](std::int64_t count) { options->dump.direct_io = count > 0; },
-      "write that memory past the page cache, where the file system can [where the job "
-      "ends and its image is synced]");
-  command
-      ->add_option("--base", options->dump.base,
-                   "an earlier image of the same job, on the same file system: what is in it of "
-                   "the GPU memory of programs started by `stasis run` is not written again")
-      ->type_name("DIR");
+  add_content_options(*command, options);
   command->add_flag("-f,--force", options->dump.overwrite, "replace an existing image");
   command->add_flag("--ignore-obstacles", options->dump.ignore_obstacles,
                     "go on although the driver may refuse or lose the program's memory, and CRIU "
@@ -187,27 +216,7 @@ Verb add_dump(CLI::App& app) {
   add_attach_first(*command, options->attach);
   // Which takes seconds, in which the others would wait.
   options->group.add_to(*command)->excludes(command->get_option("--attach"));
-  command
-      ->add_option_function<std::string>(
-          "--host-memory",
-          [options](const std::string& way) {
-            options->dump.host_memory = way == "criu"       ? HostMemoryWay::kCriu
-                                        : way == "parallel" ? HostMemoryWay::kParallel
-                                                            : HostMemoryWay::kAutomatic;
-          },
-          "what copies large host memory: the tool (parallel) or CRIU [auto]")
-      ->check(one_of({"auto", "criu", "parallel"}));
-  command
-      ->add_option_function<std::string>(
-          "--pre-copy",
-          [options](const std::string& when) {
-            options->dump.precopy = when == "on"    ? Precopy::kAlways
-                                    : when == "off" ? Precopy::kNever
-                                                    : Precopy::kAutomatic;
-          },
-          "with --leave-running: copy large host memory, and before a job's first save GPU memory, "
-          "while the job runs, and only what has changed since while it stands still [auto]")
-      ->check(one_of({"auto", "on", "off"}));
+  add_host_memory_options(*command, options);
   add_criu_path(*command, options->dump.criu_path);
   add_criu_dump_options(*command, options->dump.criu);
   return {command, [options](Context& context) { return run_dump(context, *options); }};

@@ -58,72 +58,50 @@ std::string tree_text(const Manifest& manifest) {
   return out;
 }
 
-void print_text(Context& context, const ImageReport& report, bool verified) {
-  const Manifest& m = report.manifest;
-  // "name       text", the lines of the text below one another.
-  const auto width = Terminal::columns();
+// "name       text", the lines of the text below one another, within the width if there is one.
+std::string block(std::string_view name, std::string_view text,
+                  const std::optional<std::size_t>& width) {
   const auto fitted = [&](std::string_view line) {
     constexpr std::size_t kIndent = 10;
     if (!width || kIndent + columns_of(line) <= *width) return std::string(line);
     const std::size_t before = std::min(line.find_first_not_of(' '), line.size());
     return std::string(before, ' ') + wrap(line, *width, kIndent + before + 2, kIndent + before);
   };
-  const auto show = [&](std::string_view name, std::string_view text) {
-    std::string out;
-    while (true) {
-      const std::size_t end = text.find('\n');
-      out += fmt::format("{}{:<9} {}", out.empty() ? "" : "\n", out.empty() ? name : "",
-                         fitted(text.substr(0, end)));
-      if (end == std::string_view::npos) break;
-      text.remove_prefix(end + 1);
-    }
-    context.terminal.out_block(out);
-  };
-  show("image", fmt::format("{}, {} in {} files{}", shown(report.path), format_bytes(m.total_bytes),
-                            m.file_count(), m.sync == SyncPolicy::kDisk ? "" : ", not synced"));
-  show("made", fmt::format("{} on {} by stasis {}\nkernel {}, CRIU {}, driver {}", m.created,
-                           shown(m.hostname), shown(m.stasis_version), shown(m.kernel_release),
-                           criu_version_text(m.criu_version),
-                           m.driver_version.empty() ? "unknown" : shown(m.driver_version)));
-  if (!m.job_name.empty()) show("name", shown(m.job_name));
-  if (m.group) {
-    show("part", fmt::format("{} of {} of a job of several nodes, dump {}", shown(m.group->name),
-                             m.group->parts, shown(m.group->id)));
+  std::string out;
+  while (true) {
+    const std::size_t end = text.find('\n');
+    out += fmt::format("{}{:<9} {}", out.empty() ? "" : "\n", out.empty() ? name : "",
+                       fitted(text.substr(0, end)));
+    if (end == std::string_view::npos) return out;
+    text.remove_prefix(end + 1);
   }
-  show("tree", tree_text(m));
+}
+
+std::string gpus_text(const Manifest& manifest) {
   std::string gpus;
-  for (const GpuRecord& gpu : m.gpus) {
+  for (const GpuRecord& gpu : manifest.gpus) {
     gpus += fmt::format("{}{} {} {}, {}", gpus.empty() ? "" : "\n", shown(gpu.uuid),
                         shown(gpu.pci_bus_id), shown(gpu.name), format_bytes(gpu.total_memory));
   }
-  show("GPUs", gpus.empty() ? "none" : gpus);
-  std::string sizes;
-  for (const ImagePart& part : report.parts)
-    sizes +=
-        fmt::format("{}{:>10}  {}", sizes.empty() ? "" : "\n", format_bytes(part.bytes), part.what);
-  show("sizes", sizes);
-  for (const auto& content : {report.content, report.host_content}) {
-    if (!content) continue;
-    std::string text = content_text(*content);
-    for (const auto& [pid, use] : content->processes)
-      text += fmt::format("\nprocess {}: {}", pid.value, content_text(use, content->kind));
-    show("content", text);
-  }
+  return gpus.empty() ? "none" : gpus;
+}
+
+std::string times_text(const Manifest& manifest) {
   std::string times;
-  for (const PhaseRecord& phase : m.phases)
+  for (const PhaseRecord& phase : manifest.phases)
     times += fmt::format("{}{} {}", times.empty() ? "" : ", ", shown(phase.name),
                          format_seconds(Seconds(phase.seconds)));
-  show("times", times);
-  std::string words;
-  for (const std::string& word : options_used(m.criu_options))
-    words += (words.empty() ? "" : "\n") + shown(word);
-  show("options", words.empty() ? "none" : words);
+  return times;
+}
+
+// Whether it can be restored on this machine, or what is in the way.
+std::string here_text(const ImageReport& report, bool verified) {
   std::string here;
   if (restorable(report)) {
     here = verified ? "can be restored here, as far as known"
                     : "can be restored here, as far as known; --verify also reads every byte";
   }
-  if (is_for_a_job(m)) {
+  if (is_for_a_job(report.manifest)) {
     here += fmt::format(
         "{}this is a job's image: give the job's directory to `stasis run --images-dir` or `stasis "
         "restore`, which go on from there",
@@ -140,7 +118,46 @@ void print_text(Context& context, const ImageReport& report, bool verified) {
                         shown(check.error->to_string()), error_code_name(check.error->code));
     if (!check.error->remedy.empty()) here += "\n  what to do: " + shown(check.error->remedy);
   }
-  show("here", here);
+  return here;
+}
+
+void print_text(Context& context, const ImageReport& report, bool verified) {
+  const Manifest& m = report.manifest;
+  const auto width = Terminal::columns();
+  const auto show = [&](std::string_view name, std::string_view text) {
+    context.terminal.out_block(block(name, text, width));
+  };
+  show("image", fmt::format("{}, {} in {} files{}", shown(report.path), format_bytes(m.total_bytes),
+                            m.file_count(), m.sync == SyncPolicy::kDisk ? "" : ", not synced"));
+  show("made", fmt::format("{} on {} by stasis {}\nkernel {}, CRIU {}, driver {}", m.created,
+                           shown(m.hostname), shown(m.stasis_version), shown(m.kernel_release),
+                           criu_version_text(m.criu_version),
+                           m.driver_version.empty() ? "unknown" : shown(m.driver_version)));
+  if (!m.job_name.empty()) show("name", shown(m.job_name));
+  if (m.group) {
+    show("part", fmt::format("{} of {} of a job of several nodes, dump {}", shown(m.group->name),
+                             m.group->parts, shown(m.group->id)));
+  }
+  show("tree", tree_text(m));
+  show("GPUs", gpus_text(m));
+  std::string sizes;
+  for (const ImagePart& part : report.parts)
+    sizes +=
+        fmt::format("{}{:>10}  {}", sizes.empty() ? "" : "\n", format_bytes(part.bytes), part.what);
+  show("sizes", sizes);
+  for (const auto& content : {report.content, report.host_content}) {
+    if (!content) continue;
+    std::string text = content_text(*content);
+    for (const auto& [pid, use] : content->processes)
+      text += fmt::format("\nprocess {}: {}", pid.value, content_text(use, content->kind));
+    show("content", text);
+  }
+  show("times", times_text(m));
+  std::string words;
+  for (const std::string& word : options_used(m.criu_options))
+    words += (words.empty() ? "" : "\n") + shown(word);
+  show("options", words.empty() ? "none" : words);
+  show("here", here_text(report, verified));
 }
 
 Result<int> run_inspect(Context& context, InspectArguments& arguments) {

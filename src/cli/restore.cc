@@ -207,19 +207,14 @@ std::chrono::milliseconds time_to_come(const RestoreArguments& options) {
   return options.limit.count() > 0 ? options.limit : GroupPartOptions().timeout;
 }
 
-Result<int> restore_here(Context& context, RestoreArguments& options) {
-  if (options.detach && ::getpid() == 1) {
-    return fail(ErrorCode::kUsage,
-                "this stasis is process 1 of its PID namespace, which ends when it does, and the "
-                "job with it",
-                "leave out --detach");
-  }
+// Fills options.restore in. It refers to the copies of descriptors in `inherited`, a list because
+// their addresses stay.
+Result<void> complete(RestoreArguments& options, std::list<UniqueFd>& inherited) {
   if (options.cgroups) options.restore.cgroups = choice_from_name<CgroupMode>(*options.cgroups);
   if (options.device_map) {
     STASIS_TRY_ASSIGN(auto map, parse_gpu_map(*options.device_map));
     options.restore.gpu_map = std::move(map);
   }
-  std::list<UniqueFd> inherited;  // a list: addresses stay
   for (const std::string& text : options.addresses) {
     STASIS_TRY_ASSIGN(auto pair, parse_address_pair(text));
     options.restore.addresses.push_back(std::move(pair));
@@ -236,6 +231,30 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   }
   options.restore.caller_ends = options.detach;
   options.restore.in_background = options.detach;
+  return {};
+}
+
+// `target`: how it is called in other commands.
+void show(Context& context, const RestoreReport& report, const std::string& target) {
+  if (context.json) {
+    context.print(to_json(report));
+    return;
+  }
+  context.terminal.out(fmt::format("restored {} from {} ({}) in {}; {}", subject_text(report),
+                                   report.images_dir, format_bytes(report.image_bytes),
+                                   format_seconds(report.total), state_text(report, target)));
+  context.terminal.debug(phases_text(report));
+}
+
+Result<int> restore_here(Context& context, RestoreArguments& options) {
+  if (options.detach && ::getpid() == 1) {
+    return fail(ErrorCode::kUsage,
+                "this stasis is process 1 of its PID namespace, which ends when it does, and the "
+                "job with it",
+                "leave out --detach");
+  }
+  std::list<UniqueFd> inherited;
+  STASIS_TRY(complete(options, inherited));
   context.interrupt.set_time_limit(options.limit);
   STASIS_TRY(options.group.open());
   STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
@@ -256,15 +275,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   const bool named = give_name(context, report);
   // From when it is said that the job runs on.
   if (!options.detach) pass_signals_on_to(report.root);
-  if (context.json) {
-    context.print(to_json(report));
-  } else {
-    context.terminal.out(fmt::format(
-        "restored {} from {} ({}) in {}; {}", subject_text(report), report.images_dir,
-        format_bytes(report.image_bytes), format_seconds(report.total),
-        state_text(report, named ? report.job_name : std::to_string(report.root.value))));
-    context.terminal.debug(phases_text(report));
-  }
+  show(context, report, named ? report.job_name : std::to_string(report.root.value));
   if (options.detach) return 0;
   (void)context.terminal.report_lost_output();  // it may be long until the job ends
   // A process that has initialised the driver is a CUDA process itself, which `ps` would list and a
