@@ -33,6 +33,21 @@ void blame_full_disk(const UniqueFd& images_dir, Error& error) {
   error.remedy = "free space there, or dump to another disk";
 }
 
+criu_rpc::Request dump_message(const DumpRequest& request) {
+  criu_rpc::Request message;
+  message.type = criu_rpc::Type::kDump;
+  criu_rpc::Options& options = message.opts.emplace();
+  options.images_dir_fd = request.images_dir.get();
+  options.work_dir_fd = request.log_dir.get();
+  options.log_file = kLogName;
+  options.log_level = request.log_level;
+  options.pid = request.root.value;
+  options.leave_running = request.leave_running;
+  options.notify_scripts = true;
+  set_options(options, request.options);
+  return message;
+}
+
 }  // namespace
 
 std::string criu_version_text(int version) {
@@ -55,18 +70,6 @@ Result<void> Criu::dump(const DumpRequest& request,
   start.hidden = request.hidden;
   STASIS_TRY_ASSIGN(auto process, start_told(path_, start, request.on_started));
 
-  criu_rpc::Request message;
-  message.type = criu_rpc::Type::kDump;
-  criu_rpc::Options& options = message.opts.emplace();
-  options.images_dir_fd = request.images_dir.get();
-  options.work_dir_fd = request.log_dir.get();
-  options.log_file = kLogName;
-  options.log_level = request.log_level;
-  options.pid = request.root.value;
-  options.leave_running = request.leave_running;
-  options.notify_scripts = true;
-  set_options(options, request.options);
-
   bool begun = false;  // criu had the word to touch the tree
   bool complete = false;
   CriuLimits limits;
@@ -78,7 +81,7 @@ Result<void> Criu::dump(const DumpRequest& request,
     return begun && request.check ? request.check() : Result<void>();
   };
   const CriuAnswer answer = converse(
-      process, message,
+      process, dump_message(request),
       [&](const criu_rpc::Notification& notification) -> Result<void> {
         STASIS_TRY(limits.stop());
         // "pre-dump" comes when criu knows its kernel (kerndat_init), and before it looks at any

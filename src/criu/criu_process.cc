@@ -130,6 +130,18 @@ struct ChildPlan {
   ::_exit(127);
 }
 
+// Copies of descriptors, by which the plan's moves name them, above all numbers that criu is given.
+Result<std::vector<UniqueFd>> plan_moves(const std::vector<std::pair<int, int>>& wanted,
+                                         ChildPlan& plan) {
+  std::vector<UniqueFd> copies;
+  for (const auto& [from, to] : wanted) {
+    STASIS_TRY_ASSIGN(auto copy, raised(from, plan.first_closed));
+    plan.moves.emplace_back(copy.get(), to);
+    copies.push_back(std::move(copy));
+  }
+  return copies;
+}
+
 tl::unexpected<Error> ended(const std::string& what) {
   return fail(ErrorCode::kCriuFailed, what, {});
 }
@@ -186,12 +198,7 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   for (std::size_t i = 0; i < inherit.size(); ++i) {
     wanted.emplace_back(inherit[i]->get(), kFirstInherited + static_cast<int>(i));
   }
-  std::vector<UniqueFd> copies;
-  for (const auto& [from, to] : wanted) {
-    STASIS_TRY_ASSIGN(auto copy, raised(from, plan.first_closed));
-    plan.moves.emplace_back(copy.get(), to);
-    copies.push_back(std::move(copy));
-  }
+  STASIS_TRY_ASSIGN(const auto copies, plan_moves(wanted, plan));
   STASIS_TRY_ASSIGN(auto report_copy, raised(report_end.get(), plan.first_closed));
   plan.report = report_copy.get();
 

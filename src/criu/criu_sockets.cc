@@ -40,7 +40,16 @@ void read_options(protozero::pbf_reader message, BoundSocket& out) {
 }
 
 // inet_sk_entry of images/sk-inet.proto.
-std::optional<BoundSocket> read_socket(protozero::pbf_reader message) {
+struct InetEntry {
+  std::uint32_t family = 0;
+  std::uint32_t protocol = 0;
+  std::uint32_t state = 0;
+  std::uint32_t port = 0;
+  std::vector<std::uint32_t> address;  // words, in the order in which they lie in memory
+  BoundSocket socket;                  // the rest
+};
+
+InetEntry read_entry(protozero::pbf_reader message) {
   enum : std::uint32_t {
     kFamily = 3,
     kProtocol = 5,
@@ -51,56 +60,57 @@ std::optional<BoundSocket> read_socket(protozero::pbf_reader message) {
     kOnlySix = 15,
     kInterface = 17
   };
-  constexpr std::uint32_t kClosed = 7;   // TCP_CLOSE of net/tcp_states.h
-  constexpr std::uint32_t kListen = 10;  // TCP_LISTEN
-  BoundSocket out;
-  std::uint32_t family = 0;
-  std::uint32_t protocol = 0;
-  std::uint32_t state = 0;
-  std::uint32_t port = 0;
-  std::vector<std::uint32_t> words;
+  InetEntry out;
   while (message.next()) {
     switch (message.tag()) {
       case kFamily:
-        family = message.get_uint32();
+        out.family = message.get_uint32();
         break;
       case kProtocol:
-        protocol = message.get_uint32();
+        out.protocol = message.get_uint32();
         break;
       case kState:
-        state = message.get_uint32();
+        out.state = message.get_uint32();
         break;
       case kPort:
-        port = message.get_uint32();
+        out.port = message.get_uint32();
         break;
       case kSource:
-        words.push_back(message.get_uint32());
+        out.address.push_back(message.get_uint32());
         break;
       case kOptions:
-        read_options(message.get_message(), out);
+        read_options(message.get_message(), out.socket);
         break;
       case kOnlySix:
-        out.only_six = message.get_bool();
+        out.socket.only_six = message.get_bool();
         break;
       case kInterface:
-        out.interface = interface_name(message);
+        out.socket.interface = interface_name(message);
         break;
       default:
         message.skip();
     }
   }
-  out.is_four = family == AF_INET;
-  out.is_tcp = protocol == IPPROTO_TCP;
-  if (!out.is_tcp && protocol != IPPROTO_UDP) return std::nullopt;
-  if (out.is_tcp && state != kListen && state != kClosed) return std::nullopt;
-  if (port == 0 || port > UINT16_MAX) return std::nullopt;
-  out.port = static_cast<std::uint16_t>(port);
-  // In the order in which they lie in memory.
-  if (out.is_four && words.size() == 1) {
+  return out;
+}
+
+// Nothing of one that is not bound to a port, or is a connection.
+std::optional<BoundSocket> read_socket(protozero::pbf_reader message) {
+  constexpr std::uint32_t kClosed = 7;   // TCP_CLOSE of net/tcp_states.h
+  constexpr std::uint32_t kListen = 10;  // TCP_LISTEN
+  const InetEntry entry = read_entry(message);
+  BoundSocket out = entry.socket;
+  out.is_four = entry.family == AF_INET;
+  out.is_tcp = entry.protocol == IPPROTO_TCP;
+  if (!out.is_tcp && entry.protocol != IPPROTO_UDP) return std::nullopt;
+  if (out.is_tcp && entry.state != kListen && entry.state != kClosed) return std::nullopt;
+  if (entry.port == 0 || entry.port > UINT16_MAX) return std::nullopt;
+  out.port = static_cast<std::uint16_t>(entry.port);
+  if (out.is_four && entry.address.size() == 1) {
     out.address.s6_addr[10] = out.address.s6_addr[11] = 0xff;
-    std::memcpy(&out.address.s6_addr[12], words.data(), sizeof(in_addr));
-  } else if (family == AF_INET6 && words.size() == 4) {
-    std::memcpy(&out.address, words.data(), sizeof out.address);
+    std::memcpy(&out.address.s6_addr[12], entry.address.data(), sizeof(in_addr));
+  } else if (entry.family == AF_INET6 && entry.address.size() == 4) {
+    std::memcpy(&out.address, entry.address.data(), sizeof out.address);
   } else {
     return std::nullopt;
   }

@@ -180,6 +180,43 @@ void probe_nvml(const DriverInfo& driver, const proc::ProcFs& procfs,
   }
 }
 
+// What the driver would refuse or lose, and what it would but for the agents.
+Result<void> probe_driver(Driver& driver, const proc::ProcFs& procfs, const ProcessTree& tree,
+                          const std::vector<proc::ProcessInfo>& with_cuda,
+                          std::vector<Obstacle>& out) {
+  STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
+  for (const Obstacle& one : drop_lifted(obstacles)) {
+    if (one.id != "managed-memory") continue;
+    out.push_back({one.id, Severity::kGreen, one.pid,
+                   fmt::format("process {} has managed memory, which its agent gives up and takes "
+                               "again",
+                               one.pid.value)});
+  }
+  for (Obstacle& obstacle : find_unknown_sharing(tree.members(), driver.info().simulated))
+    obstacles.push_back(std::move(obstacle));
+  for (Obstacle& obstacle : obstacles) {
+    obstacle.what = fmt::format("process {}: {}", obstacle.pid.value, obstacle.what);
+    out.push_back(std::move(obstacle));
+  }
+  return {};
+}
+
+void probe_inherited_files(const proc::ProcFs& procfs, ProcessTree& tree, bool simulated,
+                           std::vector<Obstacle>& out) {
+  auto inherited = find_inherited_files(procfs, tree.members(), simulated, false);
+  if (!inherited) {
+    out.push_back(
+        {"gpu-files", Severity::kRed, {}, inherited.error().message, inherited.error().remedy});
+  } else if (!inherited->empty()) {
+    out.push_back({"gpu-files",
+                   Severity::kGreen,
+                   {},
+                   fmt::format("device files of one that uses CUDA, in processes that were forked "
+                               "from it ({}): a dump replaces them",
+                               inherited->size())});
+  }
+}
+
 }  // namespace
 
 Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::ProcFs& procfs,
@@ -206,36 +243,12 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
                    "and criu alone dumps it"});
   }
   probe_gpu_memory(tree, out);
-  STASIS_TRY_ASSIGN(auto obstacles, find_obstacles(driver, procfs, with_cuda));
-  for (const Obstacle& one : drop_lifted(obstacles)) {
-    if (one.id != "managed-memory") continue;
-    out.push_back({one.id, Severity::kGreen, one.pid,
-                   fmt::format("process {} has managed memory, which its agent gives up and takes "
-                               "again",
-                               one.pid.value)});
-  }
-  for (Obstacle& obstacle : find_unknown_sharing(tree.members(), driver.info().simulated))
-    obstacles.push_back(std::move(obstacle));
-  for (Obstacle& obstacle : obstacles) {
-    obstacle.what = fmt::format("process {}: {}", obstacle.pid.value, obstacle.what);
-    out.push_back(std::move(obstacle));
-  }
+  STASIS_TRY(probe_driver(driver, procfs, tree, with_cuda, out));
   STASIS_TRY(probe_shared_gpu_memory(tree, interrupt, out));
   probe_room_for_threads(procfs, infos, out);
   probe_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;
-  auto inherited = find_inherited_files(procfs, tree.members(), simulated, false);
-  if (!inherited) {
-    out.push_back(
-        {"gpu-files", Severity::kRed, {}, inherited.error().message, inherited.error().remedy});
-  } else if (!inherited->empty()) {
-    out.push_back({"gpu-files",
-                   Severity::kGreen,
-                   {},
-                   fmt::format("device files of one that uses CUDA, in processes that were forked "
-                               "from it ({}): a dump replaces them",
-                               inherited->size())});
-  }
+  probe_inherited_files(procfs, tree, simulated, out);
   if (proc::is_shell_job(infos)) {
     out.push_back(
         {"terminal",

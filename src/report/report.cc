@@ -216,26 +216,31 @@ json to_json(const VerifyReport& report) {
           {"host_content", report.host_content ? to_json(*report.host_content) : json()}};
 }
 
+namespace {
+
+json process_json(const ProcessRecord& process) {
+  json out = {{"pid", process.pid.value},
+              {"parent", process.parent.value},
+              {"command", process.command},
+              {"cuda", process.cuda},
+              {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
+              {"tcp_ports", process.tcp_ports},
+              {"state", nullptr},
+              {"gpu_memory", json::array()}};
+  if (!process.cuda) return out;
+  out["state"] = cuda_state_name(*process.cuda_state);
+  for (const GpuMemoryRecord& use : process.gpu_memory)
+    out["gpu_memory"].push_back({{"uuid", use.gpu_uuid}, {"bytes", use.bytes}});
+  return out;
+}
+
+}  // namespace
+
 json to_json(const ImageReport& report) {
   const Manifest& m = report.manifest;
   json processes = json::array();
-  for (const ProcessRecord& process : m.processes) {
-    json one = {{"pid", process.pid.value},
-                {"parent", process.parent.value},
-                {"command", process.command},
-                {"cuda", process.cuda},
-                {"threads", process.threads.empty() ? json() : json(process.threads.size() + 1)},
-                {"tcp_ports", process.tcp_ports},
-                {"state", nullptr},
-                {"gpu_memory", json::array()}};
-    if (process.cuda) {
-      one["state"] = cuda_state_name(*process.cuda_state);
-      one["gpu_memory"] = json::array();
-      for (const GpuMemoryRecord& use : process.gpu_memory)
-        one["gpu_memory"].push_back({{"uuid", use.gpu_uuid}, {"bytes", use.bytes}});
-    }
-    processes.push_back(std::move(one));
-  }
+  for (const ProcessRecord& process : m.processes)
+    processes.push_back(process_json(process));
   json gpus = json::array();
   for (const GpuRecord& gpu : m.gpus)
     gpus.push_back({{"uuid", gpu.uuid},
