@@ -209,7 +209,7 @@ complete -c stasis -n '__stasis_verb recover' -l ring -x -d 'pinned host memory 
 complete -c stasis -n '__stasis_verb recover' -a "(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print \$1 }')"
 complete -c stasis -n __stasis_verb -a doctor -d 'say whether this machine, and a process tree, can be suspended, dumped and restored, and why not'
 complete -c stasis -n '__stasis_verb doctor' -s h -l help -d 'print this help'
-complete -c stasis -n '__stasis_verb doctor' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'also look at the disk of this directory'
+complete -c stasis -n '__stasis_verb doctor' -s D -l images-dir -x -a '(__fish_complete_directories)' -d 'also examine the disk of this directory'
 complete -c stasis -n '__stasis_verb doctor' -l no-trial -d 'do not suspend and resume a test process on each GPU'
 complete -c stasis -n '__stasis_verb doctor' -l criu -r -F -d 'the criu program to use [STASIS_CRIU, PATH, /opt/stasis/criu]'
 complete -c stasis -n '__stasis_verb doctor' -l json -d 'print one JSON object instead of text'

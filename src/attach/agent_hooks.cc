@@ -151,7 +151,7 @@ class Hooking {
       if (at == mappings.end() || !space_.read(from, stack.data(), stack.size() * kWord)) {
         return std::optional<InTheWay>(
             {thread,
-             fmt::format("has a stack that cannot be looked at (its stack pointer is "
+             fmt::format("has a stack that cannot be read (its stack pointer is "
                          "{:#x}), and may be about to go on where a hook is to be",
                          registers->rsp),
              true});

@@ -34,7 +34,7 @@ bool is_drivers_file(std::string_view path, bool simulated);
 // Of the members without CUDA. To be asked while the others have their files: before any of them is
 // checkpointed. kNotSupported, naming it, if a process has such files and has not inherited them
 // from one that has them now; with `ignore` it is left out. Processes that have gone have none, and
-// so have those that cannot be looked at.
+// so have those that cannot be examined.
 Result<std::vector<InheritedFiles>> find_inherited_files(const proc::ProcFs& procfs,
                                                          const std::vector<TreeMember>& members,
                                                          bool simulated, bool ignore);

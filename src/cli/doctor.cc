@@ -240,7 +240,7 @@ Verb add_doctor(CLI::App& app) {
   add_target(*command, options->target)->required(false);
   command
       ->add_option("-D,--images-dir", options->machine.images_dir,
-                   "also look at the disk of this directory")
+                   "also examine the disk of this directory")
       ->type_name("DIR");
   command->add_flag("!--no-trial", options->machine.trial,
                     "do not suspend and resume a test process on each GPU");

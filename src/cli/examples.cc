@@ -89,7 +89,7 @@ constexpr auto kExamples = std::to_array<ExamplesOfVerb>({
        {"stasis logs image-1 --full", "all of the newest log"},
        {"stasis logs image-1 --json", "for a program"}}}},
     {"report",
-     {{{"stasis report image-1 -o image-1.html", "one page to look at, or to send"},
+     {{{"stasis report image-1 -o image-1.html", "one page to read, or to send"},
        {"stasis report /scratch/job-42 -o newest.html --verify",
         "a job's newest image, every byte read"},
        {"stasis report image-1 -o image-1.html --force", "in place of an older page"}}}},

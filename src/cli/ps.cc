@@ -133,7 +133,7 @@ std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
   return {};
 }
 
-// A process that cannot be looked at, for another reason than that it is another user's.
+// A process that cannot be examined, for another reason than that it is another user's.
 Row unread(const proc::ProcFs& procfs, const proc::ProcessInfo& info, const Error& why) {
   Row row;
   row.pid = info.pid;

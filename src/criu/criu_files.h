@@ -81,7 +81,7 @@ Result<void> drop_owner_threads(const UniqueFd& criu_dir);
 Result<void> drop_signalling(const UniqueFd& criu_dir);
 
 // What is wrong with the file on this machine: "is not there", "has 5 bytes, and had 6"; nothing if
-// all is well, or it cannot be looked at.
+// all is well, or it cannot be examined.
 std::optional<std::string> what_is_wrong(const NeededFile& file);
 
 }  // namespace stasis

@@ -47,7 +47,7 @@ Error not_removed(const std::string& path, int number) {
 
 tl::unexpected<Error> stays(const std::string& path, const std::string& why) {
   return fail(ErrorCode::kNotPermitted, fmt::format("cannot remove {}: it {}", path, why),
-              "look at it, and remove it yourself");
+              "check it, and remove it yourself");
 }
 
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }

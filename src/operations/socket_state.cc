@@ -147,7 +147,7 @@ class Noter {
     const auto files = procfs_.open_files(process.pid);
     auto pidfd = Pidfd::open(process.pid);
     if (!files || !pidfd) {
-      lost_.add(fmt::format("process {}: its sockets could not be looked at", process.pid.value));
+      lost_.add(fmt::format("process {}: its sockets could not be examined", process.pid.value));
       return {};
     }
     for (const proc::OpenFile& file : *files) {

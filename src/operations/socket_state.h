@@ -16,7 +16,7 @@ namespace stasis {
 
 // Notes the sockets of the manifest's processes, which stand still, in the manifest, with what an
 // image cannot hold of them and of other descriptors: unread datagrams, events, kinds of counters.
-// What cannot be looked at counts as lost. kInterrupted. kBusy for what CRIU has left out of the
+// What cannot be examined counts as lost. kInterrupted. kBusy for what CRIU has left out of the
 // middle of a stream or a queue, which a program could not make out; with `ignore_undumpable` that
 // counts as lost, too.
 // `lost`: what else it does not hold, which goes first.

@@ -192,7 +192,7 @@ void UnreadState::note_under_way(const UniqueFd& socket, const proc::SocketKind&
   if (!found.is_known)
     lost_.add(pid, descriptor,
               "locks, leases and owners of descriptors under way (SCM_RIGHTS), which could not be "
-              "looked at");
+              "examined");
   else if (kind.type != SOCK_STREAM && found.with_bytes < count)
     tear(pid, descriptor, "a descriptor under way (SCM_RIGHTS) with an empty message");
   std::set<Pid> tree;

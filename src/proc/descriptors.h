@@ -22,7 +22,7 @@ struct DescriptorLimit {
 // alone where that is enough: only root raises a hard one that was lowered.
 std::string raise_command(Pid pid, const DescriptorLimit& limit);
 
-// Nothing for a process that is gone, has no limit, or may not be looked at. `proc` is "/proc" but
+// Nothing for a process that is gone, has no limit, or may not be examined. `proc` is "/proc" but
 // in tests.
 std::optional<DescriptorLimit> descriptor_limit(Pid pid, const std::string& proc = "/proc");
 

@@ -87,7 +87,7 @@ bool is_hidden(Pid pid) {
 
 Error hidden(Pid pid) {
   return Error{ErrorCode::kNotPermitted,
-               fmt::format("process {} is another user's, or may not be looked at, and /proc hides "
+               fmt::format("process {} is another user's, or may not be examined, and /proc hides "
                            "it (it is mounted with hidepid)",
                            pid.value),
                "run as root, or as the user who owns the process"};

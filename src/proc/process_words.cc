@@ -46,7 +46,7 @@ Error keeps_its_memory(Pid pid) {
   return Error{
       ErrorCode::kBusy,
       fmt::format(
-          "the kernel does not let the memory of process {} be looked at: a thread "
+          "the kernel does not let the memory of process {} be read: a thread "
           "of it waits in the middle of a change of its mappings, or of the start of another "
           "program (exec)",
           pid.value),

@@ -79,7 +79,7 @@ struct InetSocket {
   std::string remote;
 };
 
-// One that does not let itself be looked at (keeps_its_memory()).
+// One that does not let itself be examined (keeps_its_memory()).
 struct HeldProcess {
   Pid pid;
   Pid parent;
@@ -140,11 +140,11 @@ class ProcFs {
     std::vector<HeldProcess> held;
   };
   Result<Listing> list() const;
-  // The same without those that do not let themselves be looked at.
+  // The same without those that do not let themselves be examined.
   Result<std::vector<ProcessInfo>> all() const;
 
   // `root` and all its descendants, parents before children. Zombies are included. kNotPermitted,
-  // too, if /proc hides one of them; kBusy if one does not let itself be looked at.
+  // too, if /proc hides one of them; kBusy if one does not let itself be examined.
   Result<std::vector<ProcessInfo>> tree(Pid root) const;
 
   // The threads of a process; empty if it is gone.

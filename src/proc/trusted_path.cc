@@ -90,7 +90,7 @@ class Walk {
   std::string enter(const std::string& next, const std::string& folder) {
     struct stat info = {};
     if (::lstat(next.c_str(), &info) != 0)
-      return fmt::format("{} cannot be looked at: {}", next, std::strerror(errno));
+      return fmt::format("{} cannot be checked: {}", next, std::strerror(errno));
     const bool trusted = is_trusted(info, next);
     if (!trusted) {
       if (auto why = doubt(fmt::format("{} belongs to user {}", next, info.st_uid)); !why.empty())

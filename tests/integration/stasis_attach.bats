@@ -807,7 +807,7 @@ END
   SECONDS=0
   refused_alone 7 timeout
   ((SECONDS < 5))
-  assert_contains "$err" "has a stack that cannot be looked at (its stack pointer is 0x0)"
+  assert_contains "$err" "has a stack that cannot be read (its stack pointer is 0x0)"
   ends_right
 }
 
