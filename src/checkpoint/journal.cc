@@ -40,7 +40,8 @@ void fields(auto& io, Described<JournalTarget> auto& target) {
 void fields(auto& io, Described<JournalRecord> auto& record) {
   io.named("operation", record.operation, &RecordedOperation::name, RecordedOperation::from_name);
   io("root", record.root);
-  io("owner", record.owner);
+  io("owner", record.owner.pid);
+  io.optional("owner_start_ticks", record.owner.start_ticks);
   io("image", record.image);
   io("targets", record.targets);
   io.optional("gpu_map", record.gpu_map);
@@ -190,7 +191,8 @@ Error busy(const JournalRecord& record, Pid pid) {
   // A criu that is interrupted rolls nothing back.
   const bool is_criu = !record.recovered && is_done_by_criu(record.operation);
   return busy_with(
-      fmt::format("`{}` (process {})", worker_name(record), record.owner.value), record.owner, pid,
+      fmt::format("`{}` (process {})", worker_name(record), record.owner.pid.value),
+      record.owner.pid, pid,
       is_criu ? fmt::format("wait for it to end; if you have to end it, run `stasis recover {}` "
                             "after that",
                             record.root.value)
@@ -245,7 +247,7 @@ Result<std::optional<Journal>> Journal::adopt(Pid root) {
     (void)::unlink((path + ".lock").c_str());
     return std::optional<Journal>();
   }
-  record->owner = Pid{static_cast<int>(::getpid())};
+  record->owner = own_id();
   record->recovered = true;
   return std::optional<Journal>(Journal(std::move(lock), path, std::move(*record)));
 }
@@ -258,7 +260,7 @@ Result<Journal> Journal::begin(JournalRecord record) {
   const bool can_do_without = record.operation == Operation::kResume;
   if (!lock && can_do_without && lock.error().code == ErrorCode::kNoSpace) lock = UniqueFd();
   if (!lock) return fail(std::move(lock.error()));
-  record.owner = Pid{static_cast<int>(::getpid())};
+  record.owner = own_id();
   Journal journal(std::move(*lock), path, std::move(record));
   if (auto left = read_record(path)) {
     if (!left->ending.empty()) {

@@ -32,7 +32,7 @@ struct JournalTarget : ProcessId {
 struct JournalRecord {
   RecordedOperation operation;
   Pid root;
-  Pid owner;          // the process that does it, for messages
+  ProcessId owner;    // the process that does it; an earlier Stasis left its start out
   std::string image;  // directory of the image, if the operation has one
   std::vector<JournalTarget> targets;
   // The criu at work: it outlives a killed tool until it misses the tool's answer.

@@ -73,7 +73,7 @@ TEST_F(JournalTest, SaysWhatIsUnderWayUntilItIsOver) {
   EXPECT_TRUE(all[0].under_way);
   EXPECT_EQ(all[0].record.operation, Operation::kDump);
   EXPECT_EQ(all[0].record.root, Pid{100});
-  EXPECT_EQ(all[0].record.owner, Pid{::getpid()});
+  EXPECT_EQ(all[0].record.owner, own_id());
   EXPECT_EQ(all[0].record.image, "/images/\"one\"");
   ASSERT_THAT(all[0].record.targets, SizeIs(1));
   EXPECT_EQ(all[0].record.targets[0].start_ticks, 7U);
@@ -131,7 +131,7 @@ TEST_F(JournalTest, ArecordOutlivesAholderThatIsKilled) {
   ASSERT_TRUE(*adopted);
   EXPECT_THAT((*adopted)->record().targets, SizeIs(1));
   EXPECT_TRUE(entries()[0].under_way);
-  EXPECT_EQ((*adopted)->record().owner, Pid{::getpid()}) << "who is at work on it now";
+  EXPECT_EQ((*adopted)->record().owner, own_id()) << "who is at work on it now";
   EXPECT_EQ(worker_name((*adopted)->record()), "stasis recover");
   EXPECT_EQ(Journal::adopt(Pid{100}).error().code, ErrorCode::kBusy);
   (*adopted)->finish();

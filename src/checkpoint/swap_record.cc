@@ -9,7 +9,7 @@
 #include "base/json_record.h"
 #include "checkpoint/journal.h"
 #include "checkpoint/state_file.h"
-#include "proc/procfs.h"
+#include "proc/process_id.h"
 
 namespace stasis {
 
@@ -61,9 +61,7 @@ Result<SwapJournal> SwapJournal::begin(SwapRecord record) {
   STASIS_TRY_ASSIGN(auto directory, journal_directory());
   const std::string path = swap_path(directory, record);
   STASIS_TRY_ASSIGN(auto lock, take_swap(path, record));
-  const Pid self{static_cast<int>(::getpid())};
-  const auto info = proc::ProcFs().process(self);
-  record.owner = info ? info->id() : ProcessId{self};
+  record.owner = own_id();
   SwapJournal journal(std::move(lock), path, std::move(record));
   if (auto done = write_state_file(path, record_to_text(journal.record_)); !done) {
     journal.finish();

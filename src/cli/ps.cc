@@ -62,7 +62,7 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
     for (const JournalTarget& target : entry.record.targets) {
       if (!may_be_same(target, info.id())) continue;
       return entry.under_way
-                 ? fmt::format("{} ({})", worker_name(entry.record), entry.record.owner.value)
+                 ? fmt::format("{} ({})", worker_name(entry.record), entry.record.owner.pid.value)
                  : kLeftBehind + command_name(entry.record.operation);
     }
   }

@@ -182,7 +182,7 @@ class Opening {
   }
 
   Result<void> begin(std::span<const GpuMapEntry> gpu_map) {
-    JournalRecord intended{operation_, root_, Pid{}, image_, {}};
+    JournalRecord intended{operation_, root_, {}, image_, {}};
     intended.gpu_map = gpu_map_text(gpu_map);
     STASIS_TRY_ASSIGN(auto begun, Journal::begin(std::move(intended)));
     journal_ = std::make_unique<Journal>(std::move(begun));

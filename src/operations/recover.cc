@@ -350,14 +350,15 @@ std::optional<RecoverReport> recover_entry(const Environment& env, const Journal
 }
 
 // Killed, and not gone yet, which may take a while on a machine with much to do.
-bool is_ending(Pid pid) {
+bool is_ending(const ProcessId& id) {
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING of linux/sched.h
   const proc::ProcFs procfs;
-  const auto info = procfs.process(pid);
+  const auto info = procfs.process(id.pid);
   if (!info || info->has_ended() || (info->flags & kExiting) != 0) return true;
-  const auto threads = procfs.threads(pid);
+  if (!may_be_same(info->id(), id)) return true;
+  const auto threads = procfs.threads(id.pid);
   return std::any_of(threads.begin(), threads.end(), [&](Tid thread) {
-    const auto status = procfs.thread_status(pid, thread);
+    const auto status = procfs.thread_status(id.pid, thread);
     return status && (status->pending >> (SIGKILL - 1) & 1) != 0;
   });
 }
@@ -477,7 +478,7 @@ bool wait_for_killed(const Interrupt& interrupt, const ProcessId& owner) {
   const auto deadline = Clock::now() + kTimeout;
   while (true) {
     if (!is_alive(owner)) return true;
-    if (!is_ending(owner.pid) || Clock::now() > deadline || !interrupt.check()) return false;
+    if (!is_ending(owner) || Clock::now() > deadline || !interrupt.check()) return false;
     std::this_thread::sleep_for(kPoll);
   }
   return true;

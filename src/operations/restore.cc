@@ -264,7 +264,7 @@ class RestoreRun {
     STASIS_TRY(fault(FaultPoint::kRestoreLog));
     STASIS_TRY_ASSIGN(
         auto journal,
-        Journal::begin({Operation::kRestore, manifest().root, Pid{}, image_->path(), {}}));
+        Journal::begin({Operation::kRestore, manifest().root, {}, image_->path(), {}}));
     journal_.emplace(std::move(journal));
     files_.emplace(image_->criu_dir(), warn(), env_.interrupt);
     job_.emplace(manifest());

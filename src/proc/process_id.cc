@@ -1,8 +1,16 @@
 #include "proc/process_id.h"
 
+#include <unistd.h>
+
 #include "proc/procfs.h"
 
 namespace stasis {
+
+ProcessId own_id() {
+  const Pid self{static_cast<int>(::getpid())};
+  const auto info = proc::ProcFs().process(self);
+  return info ? info->id() : ProcessId{self};
+}
 
 bool may_be_same(const ProcessId& a, const ProcessId& b) {
   return a.pid == b.pid &&

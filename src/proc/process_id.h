@@ -17,6 +17,9 @@ struct ProcessId {
   bool operator==(const ProcessId&) const = default;
 };
 
+// Of the calling process; its start is 0 if /proc does not tell it.
+ProcessId own_id();
+
 // They can be one process: where a start is not known, the number decides.
 bool may_be_same(const ProcessId& a, const ProcessId& b);
 
