@@ -79,13 +79,14 @@ gcc_major() {
   printf '%s\n' "${version%%.*}"
 }
 
-# Sets CXX to a compiler that is new enough, unless the user chose one. Ubuntu 22.04's g++ is 11.
+# Sets CXX to a compiler that is new enough, unless the user chose one, and CC to its C, for the tests. Ubuntu 22.04's
+# g++ is 11, and its g++-12 comes with no program of the name cc.
 choose_compiler() {
   [ -z "${CXX:-}" ] || return 0
   local candidate
   for candidate in g++ g++-12 g++-13 g++-14; do
     if [ "$(gcc_major "$candidate")" -ge $kMinimumGcc ]; then
-      export CXX=$candidate
+      export CXX=$candidate CC=${CC:-${candidate/g++/gcc}}
       return 0
     fi
   done
