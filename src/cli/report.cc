@@ -17,6 +17,7 @@
 #include "base/scope_guard.h"
 #include "cli/verbs.h"
 #include "image/directory.h"
+#include "job/registry.h"
 #include "operations/image_logs.h"
 #include "operations/image_report.h"
 #include "report/page.h"
@@ -110,33 +111,55 @@ Result<void> write_page(const DirectoryEntry& output, const std::string& page,
   return {};
 }
 
-// Whether a job that runs on, as after a `--leave-running` dump, is itself what is in the way: with
-// its process numbers it has its ports and its memory.
-bool is_of_running_job(const RestoreCheck& check, bool runs_on) {
-  const ErrorCode code = check.error->code;
-  if (code == ErrorCode::kPidInUse) return true;
-  return runs_on && (code == ErrorCode::kOutOfGpuMemory || code == ErrorCode::kOutOfHostMemory ||
-                     (code == ErrorCode::kBusy && check.id == "tcp-ports"));
+// A job in namespaces of its own leaves the process numbers here free: its name says that it runs.
+bool is_running_job(const Manifest& manifest) {
+  if (!is_for_a_job(manifest) || !manifest.job || manifest.job_name.empty()) return false;
+  const auto job = job::find_job(manifest.job_name);
+  return job && job->command == manifest.job->command;
 }
 
-// What the page is summed up by: the first that is in the way besides the job itself, else its
-// numbers, else nothing.
-const RestoreCheck* main_reason(const ImageReport& report) {
-  const RestoreCheck* numbers = nullptr;
-  for (const RestoreCheck& check : report.checks)
-    if (check.error && check.error->code == ErrorCode::kPidInUse) numbers = &check;
-  for (const RestoreCheck& check : report.checks)
-    if (check.error && !is_of_running_job(check, numbers != nullptr)) return &check;
-  return numbers;
-}
+// Why an image cannot be restored here. A job that runs on, as after a `--leave-running` dump, has
+// its process numbers, its ports and its memory, which come last: the page is no less for them.
+class Obstruction {
+ public:
+  explicit Obstruction(const ImageReport& report) {
+    for (const RestoreCheck& check : report.checks)
+      if (check.error && check.error->code == ErrorCode::kPidInUse) numbers_ = &check;
+    runs_on_ = numbers_ != nullptr || is_running_job(report.manifest);
+    const RestoreCheck* of_job = numbers_;
+    for (const RestoreCheck& check : report.checks) {
+      if (!check.error) continue;
+      if (!is_of_running_job(*check.error, check.id)) {
+        reason_ = &check;
+        return;
+      }
+      if (of_job == nullptr) of_job = &check;
+    }
+    reason_ = of_job;
+    is_of_job_ = true;
+  }
 
-// Inspect's exit status, but 0 while only the job itself is in the way: the page is no less for it.
-int status_of_page(const ImageReport& report) {
-  const RestoreCheck* reason = main_reason(report);
-  return reason == nullptr || reason->error->code == ErrorCode::kPidInUse
-             ? 0
-             : exit_status(reason->error->code);
-}
+  // Null: nothing is in the way.
+  const RestoreCheck* reason() const { return reason_; }
+  bool is_only_the_job() const { return reason_ != nullptr && is_of_job_; }
+  // Inspect's exit status, or 0.
+  int status() const {
+    return reason_ == nullptr || is_of_job_ ? 0 : exit_status(reason_->error->code);
+  }
+
+ private:
+  bool is_of_running_job(const Error& error, std::string_view id) const {
+    if (error.code == ErrorCode::kPidInUse) return true;
+    return runs_on_ &&
+           (error.code == ErrorCode::kOutOfGpuMemory || error.code == ErrorCode::kOutOfHostMemory ||
+            (error.code == ErrorCode::kBusy && id == "tcp-ports"));
+  }
+
+  const RestoreCheck* numbers_ = nullptr;
+  bool runs_on_ = false;
+  const RestoreCheck* reason_ = nullptr;
+  bool is_of_job_ = false;
+};
 
 Result<std::string> make_page(const ReportArguments& arguments, const ImageReport& image,
                               const std::string& letters) {
@@ -170,9 +193,10 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
   STASIS_TRY_ASSIGN(auto image, inspect_image(context, arguments.inspect, arguments.device_map));
   STASIS_TRY_ASSIGN(const auto letters, random_letters());
   STASIS_TRY_ASSIGN(const auto page, make_page(arguments, image, letters));
+  const Obstruction obstruction(image);
   if (to_output) {
     context.terminal.out_block(page);
-    return status_of_page(image);
+    return obstruction.status();
   }
   STASIS_TRY(write_page(*output, page, letters, arguments.overwrite));
   std::size_t in_the_way = 0;
@@ -184,19 +208,19 @@ Result<int> run_report(Context& context, ReportArguments& arguments) {
                    {"images_dir", image.path},
                    {"restorable", in_the_way == 0},
                    {"needs_stasis_run", is_for_a_job(image.manifest)},
-                   {"exit_status", status_of_page(image)}});
-    return status_of_page(image);
+                   {"exit_status", obstruction.status()}});
+    return obstruction.status();
   }
   context.terminal.out(fmt::format("wrote {} ({})", output->path(), format_bytes(page.size())));
-  if (const RestoreCheck* reason = main_reason(image); reason != nullptr) {
+  if (const RestoreCheck* reason = obstruction.reason(); reason != nullptr) {
     const Error& error = *reason->error;
     context.terminal.out(
         fmt::format("the image cannot be restored here{}: {} ({}){}",
-                    error.code == ErrorCode::kPidInUse ? " as long as the job runs" : "",
+                    obstruction.is_only_the_job() ? " as long as the job runs" : "",
                     error.to_string(), error_code_name(error.code),
                     in_the_way > 1 ? fmt::format("; {} more in the page", in_the_way - 1) : ""));
   }
-  return status_of_page(image);
+  return obstruction.status();
 }
 
 }  // namespace

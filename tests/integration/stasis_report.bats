@@ -139,6 +139,24 @@ drawn() { assert_equal "$(json '{(v["drawings"], v["bars"], v["amounts"]) for v 
   assert_equal "$(json '(d["restorable"], d["exit_status"])')" "(False, 0)"
 }
 
+@test "so does a job in namespaces of its own, which is told by its name" {
+  [[ $(id -u) == 0 ]] || skip "needs root: namespaces, CRIU"
+  local log=$BATS_TEST_TMPDIR/counter.log port=$((20000 + RANDOM % 9000))
+  (exec_on_gpu setsid stasis run --images-dir "$BATS_TEST_TMPDIR/job" --name "with-port-$$" -- stasis-counter --port "$port") \
+    </dev/null >"$log" 2>&1 3>&- &
+  at_end_kill $!
+  wait_until 60 grep -q listening "$log"
+  done_by dump "with-port-$$" --images-dir "$image" --leave-running
+  capture stasis inspect "$image"
+  assert_equal "$status" 7
+  done_by report "$image" -o "$page"
+  assert_contains "$out" "the image cannot be restored here as long as the job runs: a socket"
+  kill -KILL $!
+  wait_until 60 eval '! stasis ps --format csv | grep -q "with-port-$$"'
+  done_by report "$image" -o "$page" --force
+  [[ $out != *"cannot be restored"* ]]
+}
+
 @test "a damaged image has a page that says so; what is no image has none" {
   start_target memory --size 1M
   dump_it
