@@ -248,7 +248,7 @@ class Group(_Handle):
 class CudaProcess:
     pid: int
     user: Optional[str]
-    state: str
+    state: Optional[str]
     path: Optional[str]
     gpu_bytes: int
     since: Optional[str]

@@ -84,12 +84,12 @@ class CudaProcess:
     """A process that uses CUDA. What could not be seen, or is not there, is None.
 
     `state`: as Process.state has it, "waiting" for its GPU memory, or why it does not answer: "busy",
-    "stopped", "frozen", "traced", "?". `gpu_bytes`: in use now. `since`: ISO 8601, UTC. `name`: its job's.
+    "stopped", "frozen", "traced", None if not known. `gpu_bytes`: in use now. `since`: ISO 8601, UTC. `name`: its job's.
     """
 
     pid: int
     user: str | None
-    state: str
+    state: str | None
     path: str | None
     gpu_bytes: int
     since: str | None

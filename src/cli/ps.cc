@@ -99,13 +99,13 @@ struct Question {
 // Questions without an answer yet, so that no process is asked again before it has answered.
 using Pending = std::vector<std::shared_ptr<Question>>;
 
-// Why a process does not answer, in a word: "stopped", "frozen", "traced" or "?".
+// Why a process does not answer, in a word: "stopped", "frozen" or "traced"; empty: not known.
 std::string why_silent(const proc::ProcFs& procfs, Pid pid) {
   auto info = procfs.process(pid);
   auto details = procfs.details(pid);
   if ((info && info->state == 't') || (details && details->tracer != 0)) return "traced";
   if (info && info->state == 'T') return "stopped";
-  return proc::frozen_cgroup(pid) ? "frozen" : "?";
+  return proc::frozen_cgroup(pid) ? "frozen" : "";
 }
 
 // By which its GPU memory goes: where it has an agent that takes memory out, if the process runs;
@@ -137,7 +137,6 @@ std::string name_of(Pid pid, const std::vector<job::JobEntry>& jobs,
 Row unread(const proc::ProcFs& procfs, const proc::ProcessInfo& info, const Error& why) {
   Row row;
   row.pid = info.pid;
-  row.state = "?";
   row.reason = why.to_string();
   row.command = info.comm;
   if (const auto details = procfs.details(info.pid)) row.user = user_name(details->uid);
@@ -149,7 +148,6 @@ Row unread(const proc::ProcFs& procfs, const proc::ProcessInfo& info, const Erro
 Row unread(const proc::HeldProcess& held) {
   Row row;
   row.pid = held.pid;
-  row.state = "?";
   row.reason = proc::keeps_its_memory(held.pid).to_string();
   row.command = held.comm;
   return row;
@@ -333,7 +331,7 @@ json row_json(const Row& row, const std::vector<Gpu>& gpus) {
   const auto or_null = [](const std::string& text) { return text.empty() ? json() : json(text); };
   return {{"pid", row.pid.value},
           {"user", or_null(row.user)},
-          {"state", row.state},
+          {"state", or_null(row.state)},
           {"reason", or_null(row.reason)},
           {"path", or_null(row.path)},
           {"gpus", places},
@@ -359,7 +357,7 @@ std::vector<std::string> notes_of(const Collected& collected, bool verbose) {
         "/proc shows this user no processes of others (hidepid): there may be more that use CUDA; "
         "run as root to see them");
   for (const Row& row : collected.rows) {
-    if (row.state == "?")
+    if (row.state.empty())
       out.push_back(fmt::format("the state of process {}: {}", row.pid.value, row.reason));
     if (row.state == "waiting")
       out.push_back(fmt::format("process {} {}", row.pid.value, row.reason));

@@ -68,6 +68,7 @@ constexpr auto kColumns = std::to_array<Column>({
     // The verbs' word; for programs it is cuda-checkpoint's.
     {"state", "STATE",
      [](const Row& row, const auto&) {
+       if (row.state.empty()) return std::string("?");
        return row.state == "checkpointed" ? std::string("suspended") : row.state;
      },
      [](const Row& row, const auto&) { return row.state; }},
@@ -155,10 +156,13 @@ std::string table_of(const Collected& collected, const std::vector<std::string>&
     const bool given = !wanted.empty();
     const bool is_named = std::any_of(columns.begin(), columns.end(),
                                       [](const Column* column) { return column->name == "name"; });
-    if (width && !given && (*least)->worth == 0 && is_named && used + 1 > *width + kCommand) {
-      // No room for the command at all. A name is whole even so, since other verbs take it.
+    // A name is whole even where there is no room for it, since other verbs take it. The command,
+    // of which nothing would be left, goes.
+    const bool has_command = columns.size() > 1 && columns.back()->name == "command";
+    const bool too_narrow = width && (has_command ? used + 1 > *width + kCommand : used > *width);
+    if (too_narrow && is_named && (given || (*least)->worth == 0)) {
       for (auto& line : lines)
-        line.pop_back();
+        if (has_command) line.pop_back();
       return table(lines);
     }
     if (!width || used <= *width || given || (*least)->worth == 0) return table(lines, width);

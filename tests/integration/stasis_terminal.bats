@@ -74,6 +74,10 @@ PY
   sed 's:\r$::' "$said" | grep -q "^$TARGET .*running .*training-run-7\$"
   on_a_terminal 60 bash -c 'stty cols 200; exec stasis ps'
   grep -q 'USER.*PATH.*OPERATION' "$said"
+  # Columns that the user has chosen stay, and the name is whole all the same.
+  on_a_terminal 60 bash -c 'stty cols 40; exec stasis ps --columns pid,user,state,gpus,gpu_bytes,since,name'
+  grep -q 'USER.*GPU MEMORY.*NAME' "$said"
+  sed 's:\r$::' "$said" | grep -q "^$TARGET .*running .*training-run-7\$"
   on_a_terminal 60 bash -c 'stty cols 60; exec stasis doctor -v --no-trial'
   grep -qF $'\e[32msuspend: yes\e[0m' "$said"
   (($(most_columns) <= 60))
