@@ -167,14 +167,29 @@ _VERBS = {
 }
 
 
+def _call_of_run(words):
+    """`stasis run --images-dir DIR --name NAME -- COMMAND...`, of which each may be missing."""
+    words, named, command = list(words), [], "..."
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            command = f"[{', '.join(map(_quoted, words))}]"
+            break
+        if word not in ("--images-dir", "--name"):
+            return None
+        value = _quoted(words.pop(0)) if words and words[0] != "--" else "..."
+        named.append(f"{word[2:].replace('-', '_')}={value}")
+    return f"stasis.run({', '.join([command, *named])})"
+
+
 def _call(line):
     """`stasis resume 12 --images-dir DIR` as a call of this package. None: it has none, or not all of it."""
     try:
         program, verb, *words = shlex.split(line)
     except ValueError:
         return None
-    if [program, verb, *words] == ["stasis", "run", "--name"]:
-        return "stasis.run(..., name=...)"
+    if [program, verb] == ["stasis", "run"]:
+        return _call_of_run(words)
     if program != "stasis" or verb not in _VERBS:
         return None
     if not words:

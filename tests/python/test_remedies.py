@@ -140,6 +140,9 @@ class Remedies(harness.Case):
             "all parts (--group DIR --parts 12)": "all parts (`--group DIR --parts 12` of the program `stasis`)",
             "a longer `--driver-timeout`": (
                 "a longer `stasis.configure(answer_timeout_ms=..., work_timeout_ms=...)`"),
+            "`stasis run --name`": "`stasis.run(..., name=...)`",
+            "`stasis run --images-dir /a --name b -- c 'd e'`": '`stasis.run(["c", "d e"], images_dir="/a", name="b")`',
+            "`stasis run --no-io-uring -- c`": "`stasis run --no-io-uring -- c`",
             "`stasis resume 12 --images-dir DIR`": "`stasis.resume(12, images_dir=...)`",
             "`stasis resume trainer`": '`stasis.resume(stasis.Job("trainer"))`',
             "`stasis doctor trainer`": '`stasis.doctor("trainer")`',
