@@ -9,6 +9,12 @@
 # With STASIS_TEST_DRIVER=real the same tests run on the real driver of this machine; those that
 # need something that only the simulated one can do call `need_simulated` first.
 : "${STASIS_BUILD:?the build folder}"
+# For a bats that makes no folders (run_bats): one for each of its processes, which is one for each test.
+if [[ -z ${BATS_TEST_TMPDIR:-} || ${FOLDER_IS_OF:-$$} != "$$" ]]; then
+  BATS_TEST_TMPDIR=$(mktemp -d "${BATS_FILE_TMPDIR:?run it by run_bats}/test.XXXXXX")
+  export BATS_TEST_TMPDIR FOLDER_IS_OF=$$
+  chmod 755 "$BATS_TEST_TMPDIR"
+fi
 # shellcheck source=tests/integration/cheap_trace.bash
 source "${BASH_SOURCE[0]%/*}/cheap_trace.bash"
 

@@ -355,7 +355,8 @@ END
 # users_job SIZE
 users_job() {
   local user=(setpriv --reuid=65534 --regid=65534 --clear-groups)
-  chmod a+rx "$BATS_RUN_TMPDIR" "$BATS_RUN_TMPDIR"/{file,test} # where it is to write
+  # Where it is to write.
+  chmod a+rx "$BATS_RUN_TMPDIR" "${BATS_FILE_TMPDIR%/*}" "${BATS_TEST_TMPDIR%/*}" "$BATS_FILE_TMPDIR" "$BATS_TEST_TMPDIR"
   "${user[@]}" unshare --user --map-root-user true 2>/dev/null || skip "users may not make user namespaces here"
   "${user[@]}" test -r "$STASIS_BUILD/lib/stasis/slurm/stasis.so" || skip "the user 65534 cannot read the build folder"
   # The simulated GPUs are files, which root has had before.
