@@ -203,6 +203,13 @@ END
   done
   done_with "slurm 23.11.4" 2026-11-30T12:09:00
   assert_equal "$(ls "$at/7")" ""
+  # What cannot be noted keeps no job out of the queue.
+  mkdir -p "$at/7/0/comes-again"
+  touch "$at/7/0/lock"
+  VERSION="slurm 24.11.5" capture "$SLURM_SOURCE/stasis-task" --requeue
+  assert_equal "$status $out" $'0 requeue Incomplete 7\n'
+  assert_contains "$err" "end its next run by scancel"
+  rm -r "$at/7/0"
   for version in "slurm 24.05.0" "slurm-wlm 24.11.5" "slurm 25.11.1"; do
     done_with "$version" 2026-11-30T12:09:00
     for rank in 0 1; do assert_equal "$(echo $(ls "$at/7/$rank"))" "done-7.0 lock"; done
