@@ -105,7 +105,6 @@ Result<Outcome> run(RunOptions options, const std::function<void(const std::stri
   if (!options.once.empty() && images->is_done(options.once, words)) {
     tell(fmt::format("the job has ended with 0 before ({}/done-{}), and is not run again",
                      images->path(), options.once));
-    leave_group(options.worker.group);
     return Outcome{0, {}, {}};
   }
   STASIS_TRY_ASSIGN(auto image, choose_image(*images, options.command, tell));

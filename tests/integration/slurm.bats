@@ -215,6 +215,7 @@ END
     for rank in 0 1; do assert_equal "$(echo $(ls "$at/7/$rank"))" "done-7.0 lock"; done
     # It has come again, and ended at once.
     ((++SLURM_RESTART_COUNT))
+    mkdir "$at/7/group.7.0.$SLURM_RESTART_COUNT"
     for rank in 0 1; do SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=2 "$SLURM_SOURCE/stasis-task" -- true; done
     "$SLURM_SOURCE/stasis-task" --forget
     assert_equal "$(ls "$at/7")" ""
