@@ -77,15 +77,17 @@ std::vector<TimerRecord> read_timers(Pid pid) {
   std::vector<TimerRecord> records;
   for (proc::TimerFd& timer : proc::timer_fds(pid)) {
     const bool expired = timer.left.count() == 0 && timer.interval.count() > 0 && timer.ticks > 0;
-    if (expired) proc::count_expirations(pid, timer);
-    const bool at_time = (timer.flags & TFD_TIMER_ABSTIME) != 0 && timer.left.count() > 0;
+    const bool by_clock = (timer.flags & TFD_TIMER_ABSTIME) != 0;
+    if (!expired && !(by_clock && timer.left.count() > 0)) continue;
+    proc::read_exactly(pid, timer);
+    const bool at_time = by_clock && timer.left.count() > 0;
     if (!at_time && !expired) continue;
     const auto interval = static_cast<std::uint64_t>(timer.interval.count());
     if (interval > manifest_format::kMaxInteger || timer.flags < 0 || timer.flags > 3 ||
         timer.clock < 0 || timer.clock > 15 || records.size() == manifest_format::kMaxTimers) {
       continue;
     }
-    const auto now = proc::clock_now(timer.clock) + proc::clock_ahead(pid, timer.clock);
+    const auto now = timer.read_at + proc::clock_ahead(pid, timer.clock);
     const auto in_microseconds = [](nanoseconds time) {
       return static_cast<std::uint64_t>(
           std::max<std::int64_t>(0, std::chrono::duration_cast<microseconds>(time).count()));

@@ -74,7 +74,13 @@ std::optional<TimerFd> read_timer(Pid pid, int descriptor) {
       (line == "it_value" ? timer.left : timer.interval) = *time;
     }
   }
-  return known ? std::optional(timer) : std::nullopt;
+  if (!known) return std::nullopt;
+  timer.read_at = clock_now(timer.clock);
+  return timer;
+}
+
+nanoseconds as_nanoseconds(const timespec& time) {
+  return seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
 }
 
 nanoseconds offset_of(const std::string& process, std::string_view clock) {
@@ -114,13 +120,31 @@ std::vector<TimerFd> timer_fds(Pid pid) {
   return timers;
 }
 
-void count_expirations(Pid pid, TimerFd& timer) {
+void read_exactly(Pid pid, TimerFd& timer) {
+  constexpr int kMostReads = 8;
+  constexpr nanoseconds kOneMoment(20'000);
   const auto process = Pidfd::open(pid);
   if (!process) return;
   const auto copy = borrow_timer_fd(*process, timer.descriptor);
-  itimerspec now{};
-  if (!copy || ::timerfd_gettime(copy->get(), &now) != 0) return;
-  if (const auto counted = read_timer(pid, timer.descriptor)) timer = *counted;
+  if (!copy) return;
+  nanoseconds shortest = nanoseconds::max();
+  for (int i = 0; i < kMostReads && shortest > kOneMoment; ++i) {
+    itimerspec now{};
+    const nanoseconds before = clock_now(timer.clock);
+    if (::timerfd_gettime(copy->get(), &now) != 0) return;
+    const nanoseconds duration = clock_now(timer.clock) - before;
+    auto counted = read_timer(pid, timer.descriptor);
+    if (!counted) return;
+    if (duration >= shortest) continue;
+    shortest = duration;
+    counted->read_at = before + duration / 2;
+    const nanoseconds left = as_nanoseconds(now.it_value);
+    // One that has expired between the two readings counts for neither. One that had expired again
+    // before the first did so just now: intervals may be shorter than the call.
+    if (left.count() > 0 && counted->left.count() == 0 && counted->ticks > 0) --counted->ticks;
+    counted->left = left.count() == 0 && counted->ticks > 0 ? counted->interval : left;
+    timer = *counted;
+  }
 }
 
 nanoseconds clock_ahead(Pid pid, int clock) {
@@ -134,7 +158,7 @@ nanoseconds clock_ahead(Pid pid, int clock) {
 nanoseconds clock_now(int clock) {
   timespec now{};
   ::clock_gettime(clock, &now);
-  return seconds(now.tv_sec) + nanoseconds(now.tv_nsec);
+  return as_nanoseconds(now);
 }
 
 Result<UniqueFd> borrow_timer_fd(const Pidfd& process, int descriptor) {

@@ -21,14 +21,17 @@ struct TimerFd {
   std::uint64_t ticks = 0;               // expirations that were not read
   std::chrono::nanoseconds left{0};      // 0: expired or disarmed
   std::chrono::nanoseconds interval{0};  // 0: once
+  // When all this was so, by our own `clock`.
+  std::chrono::nanoseconds read_at{0};
 };
 
 // Those of a process; what cannot be read is left out.
 std::vector<TimerFd> timer_fds(Pid pid);
 
-// Lets the kernel count how often a periodic one of these has expired, which it otherwise does when
-// it is read: `timer` is as it is then. It runs on by that, and is left as it is where that fails.
-void count_expirations(Pid pid, TimerFd& timer);
+// Reads it anew so that `ticks`, `left` and `read_at` are of one moment, however busy the machine
+// is and however soon it expires again. A periodic one that has expired and was not read runs on by
+// that, as the kernel counts how often it has expired since. `timer` stays where that fails.
+void read_exactly(Pid pid, TimerFd& timer);
 
 // By how much a clock of the process's time namespace is ahead of ours. 0 for those of the day.
 std::chrono::nanoseconds clock_ahead(Pid pid, int clock);

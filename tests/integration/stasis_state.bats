@@ -34,7 +34,10 @@ ask() {
 }
 
 # lost_of FILE [SUBJECT]: the items that were lost, without the reasons.
-lost_of() { awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { print $2 ": " $3 }' "$1"; }
+lost_of() {
+  grep -h ^lost "$1" >&2 || true  # with the reasons, where the test fails
+  awk -F'\t' -v of="${2-}" '$1 == "lost" && (of == "" || $2 == of) { print $2 ": " $3 }' "$1"
+}
 
 @test "docs/what-survives.md says what a suspend and a dump keep" {
   need_root "CRIU"
