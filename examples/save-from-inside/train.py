@@ -26,11 +26,11 @@ import os, sys
 if os.fork():
     os._exit(0)
 os.setsid()
-import stasis
 pid, image = int(sys.argv[1]), sys.argv[2]
 try:
+    import stasis
     stasis.dump(pid, image, after="running")
-except stasis.Error as error:
+except Exception as error:
     with open(image + ".failed", "w") as file:
         file.write(str(error))
 """
