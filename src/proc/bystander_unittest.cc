@@ -67,11 +67,9 @@ TEST(Bystander, IsGivenUpWhereItsUserStopsIt) {
     for (;;)
       (void)::kill(-1, SIGSTOP);
   });
-  for (int tries = 0; tries < 3; ++tries) {
-    const auto begin = std::chrono::steady_clock::now();
-    (void)Bystander::for_thread(target.pid(), Tid{target.pid().value});
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
-  }
+  const auto begin = std::chrono::steady_clock::now();
+  (void)Bystander::for_thread(target.pid(), Tid{target.pid().value});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 }  // namespace

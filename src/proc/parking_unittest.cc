@@ -431,7 +431,7 @@ TEST(ParkingInTheDriver, AThreadIsParkedOutsideOfItOrAsleepInIt) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   // On a busy machine fewer rounds have to do: each of them may take a minute there.
   const auto start = Clock::now();
-  for (int round = 0; round < 5 && (round < 2 || since(start) < std::chrono::seconds(60));
+  for (int round = 0; round < 3 && (round < 2 || since(start) < std::chrono::seconds(60));
        ++round) {
     // It may not see all of them outside in its time then, and says so.
     auto parked = park_threads(target.pid(), {Tid{0}});

@@ -284,7 +284,7 @@ TEST(StoppedThreads, ATracerThatComesAndGoesIsNoMissingRight) {
   });
   const auto space = AddressSpace::open(child.pid());
   ASSERT_TRUE(space);
-  constexpr int kTimes = 100;
+  constexpr int kTimes = 30;
   int stopped = 0;
   for (int i = 0; i < kTimes; ++i) {
     const auto now = StoppedThreads::stop(*space, thread);
