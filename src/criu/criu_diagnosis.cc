@@ -16,7 +16,8 @@ using enum ErrorCode;
 constexpr std::array kRules = {
     // Said only in passing, before CRIU ends without a word. Seen.
     CriuRule{"Effective capability ", " missing", kNotPermitted, "CRIU lacks the rights it needs",
-             "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
+             "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP",
+             ObstacleId("permissions")},
     // Of the loader, before there is a criu. Seen.
     CriuRule{"error while loading shared libraries", "failed to map segment", kOutOfHostMemory,
              "there is not enough host memory for CRIU",
@@ -53,22 +54,25 @@ constexpr std::array kRules = {
 
     CriuRule{"Can't chose service_fd_base", "", kCriuFailed,
              "it has descriptors nearer to the limit of open files than CRIU needs for its own",
-             "raise the hard limit of the shell that restores it (ulimit -Hn), or restore as root"},
+             "raise the hard limit of the shell that restores it (ulimit -Hn), or restore as root",
+             ObstacleId("high-descriptor")},
 
     CriuRule{"No CTL for TTY", "SCM case", kBusy,  // seen
              "a program has not yet read a descriptor of a terminal that is under way in a unix "
              "socket (SCM_RIGHTS), which CRIU cannot dump",
-             "dump again when it has received it"},
+             "dump again when it has received it", ObstacleId("terminal")},
     // Terminals. Seen.
     CriuRule{"is not a session leader", "--shell-job", kCriuFailed,
              "the process belongs to the session of a shell outside of the image",
              "dump it with --shell-job, or start such programs with setsid"},
     CriuRule{"Found dangling tty", "", kCriuFailed,
              "the process uses a terminal that belongs to a shell outside of the image",
-             "dump it with --shell-job, or start it with setsid and its output in files"},
+             "dump it with --shell-job, or start it with setsid and its output in files",
+             ObstacleId("terminal")},
     CriuRule{"tty: Found slave peer", "without correspond master", kCriuFailed,
              "the process uses a terminal whose other end is outside of the image",
-             "dump it with --shell-job, or start it with setsid and its output in files"},
+             "dump it with --shell-job, or start it with setsid and its output in files",
+             ObstacleId("terminal")},
     CriuRule{
         "Don't have tty to inherit session from", "", kCriuFailed,  // seen
         "the process had a terminal, and there is none here to give it",
@@ -82,19 +86,23 @@ constexpr std::array kRules = {
     // Connections.
     CriuRule{"Connected TCP socket", "", kCriuFailed,
              "the process has open TCP connections",  // seen
-             "dump it with --tcp-established to keep them, or --tcp-close to drop them"},
+             "dump it with --tcp-established to keep them, or --tcp-close to drop them",
+             ObstacleId("tcp-connection")},
     CriuRule{"Need to set the --tcp-close", "", kCriuFailed,
              "the image holds TCP connections that were dumped to be closed",
              "restore it with --tcp-close"},
     CriuRule{"Non-empty write queue on an in-flight socket", "", kBusy,  // seen
              "a connection to a unix socket that the program has not accepted yet has data in it",
-             "dump once more when it has been accepted; or let the program accept it"},
+             "dump once more when it has been accepted; or let the program accept it",
+             ObstacleId("unix-socket")},
     CriuRule{"Found a closed in-flight socket", "", kBusy,  // seen
              "a connection to a unix socket was closed before the program has accepted it",
-             "dump once more when it has been accepted; or let the program accept it"},
+             "dump once more when it has been accepted; or let the program accept it",
+             ObstacleId("unix-socket")},
     CriuRule{"Control messages in queue", "", kCriuFailed,  // seen
              "messages in a unix socket that tell their sender (SO_PASSCRED) were not read yet",
-             "dump once more when they have been read; or do without SO_PASSCRED"},
+             "dump once more when they have been read; or do without SO_PASSCRED",
+             ObstacleId("unix-socket")},
     CriuRule{"In-flight connection", "", kBusy,  // seen
              "a TCP connection is just being opened", "try again in a moment"},
     CriuRule{"Can't bind inet socket", "Cannot assign requested address", kCriuFailed,  // seen
@@ -122,19 +130,21 @@ constexpr std::array kRules = {
         "the process has a unix socket connected to a process outside of the image",
         "dump that process too, close the connection, or, if it is a named datagram socket, let "
         "it be "
-        "cut with --ext-unix-sk"},
+        "cut with --ext-unix-sk",
+        ObstacleId("unix-socket")},
     CriuRule{
         "Can't dump half of stream unix connection", "", kCriuFailed,  // seen
         "the process has a unix stream socket connected to a process outside of the image",
         "dump that process too, close the connection, or name it: --external 'unix[NUMBER]', the "
-        "number being that of the socket (ls -l /proc/PID/fd)"},
+        "number being that of the socket (ls -l /proc/PID/fd)",
+        ObstacleId("unix-socket")},
     CriuRule{"External socket found in image", "", kCriuFailed,
              "the image holds a unix socket that was connected to a process outside of it",
              "restore it with --ext-unix-sk"},
     CriuRule{"Can't lookup unix socket", "", kCriuFailed,
              "the process has a unix socket that CRIU cannot find, such as one of another network "
              "namespace",
-             "close it before the dump"},
+             "close it before the dump", ObstacleId("foreign-socket")},
     CriuRule{"iptables", "", kCriuFailed, "packets of the TCP connections could not be held back",
              "install nftables, or dump with --network-lock skip if no other program sends"},
     CriuRule{
@@ -145,16 +155,18 @@ constexpr std::array kRules = {
         "Dump eventpoll (pid: ", " failed with ", kCriuFailed,  // seen
         "an epoll of the process watches a file that the process has no more, and another one has",
         "take a file out of the epoll (EPOLL_CTL_DEL) before it is closed; where it is closed, end "
-        "the other process that has it, or let the program make a new epoll"},
+        "the other process that has it, or let the program make a new epoll",
+        ObstacleId("epoll")},
 
     // Timers and schedulers.
     CriuRule{"Unknown clock type", "", kCriuFailed,  // seen
              "the process has a timerfd by a clock that CRIU does not know (an alarm clock)",
-             "use CLOCK_REALTIME or CLOCK_BOOTTIME in timerfd_create()"},
+             "use CLOCK_REALTIME or CLOCK_BOOTTIME in timerfd_create()", ObstacleId("timerfd")},
     CriuRule{"Inconsistent sched params", "", kCriuFailed,  // seen
              "a thread was under a scheduler that CRIU cannot restore (SCHED_DEADLINE)",
              "no restore of this image succeeds: start the program anew, and dump it when its "
-             "threads are under another one (chrt --other --pid 0 THREAD)"},
+             "threads are under another one (chrt --other --pid 0 THREAD)",
+             ObstacleId("scheduler")},
 
     // Files. Seen: locks, ghost, link remap, missing, size.
     CriuRule{
@@ -163,19 +175,21 @@ constexpr std::array kRules = {
         "a line of /proc is too long for CRIU: the process has a file mapped by a path of some "
         "4000 bytes, of which a line break takes four, or belongs to some hundred groups",
         "move the file to a shorter path, and start the program again; or start it with fewer "
-        "groups"},
+        "groups",
+        ObstacleId("long-line")},
     CriuRule{"Some file locks are hold", "", kCriuFailed, "the process holds file locks",
-             "dump it with --file-locks"},
+             "dump it with --file-locks", ObstacleId("file-lock")},
     CriuRule{"Can't dump ghost file", "increase limit", kCriuFailed,
              "the process has a deleted file open that is larger than the limit",
-             "dump it with a larger --ghost-limit"},
+             "dump it with a larger --ghost-limit", ObstacleId("deleted-file")},
     CriuRule{"Can't create link remap", "", kCriuFailed,
              "the process has a file open whose name was removed, but which has other names",
-             "dump it with --link-remap"},
+             "dump it with --link-remap", ObstacleId("link-remap")},
     CriuRule{"Can't link remap to", "File exists", kCriuFailed,
              "another dump has the name (link_remap) that CRIU gives to a file of the process",
              "try again when that dump has ended; a link_remap.NUMBER that stays is of an image "
-             "that criu or an earlier stasis has made: restore that image, or remove both"},
+             "that criu or an earlier stasis has made: restore that image, or remove both",
+             ObstacleId("link-remap-taken")},
     CriuRule{"Can't open file ", "on restore: No such file", kCriuFailed,
              "a file that the process had open is not there",
              "put the file back where it was, with the content it had at the dump"},
@@ -192,55 +206,64 @@ constexpr std::array kRules = {
              "a file that the process had open may not be opened", "restore as the same user"},
     CriuRule{"anon_inode:[io_uring]", "", kCriuFailed,
              "the process uses io_uring, which CRIU cannot dump",
-             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
+             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program",
+             ObstacleId("io-uring")},
     CriuRule{"io_uring", "", kCriuFailed, "the process uses io_uring, which CRIU cannot dump",
-             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
+             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program",
+             ObstacleId("io-uring")},
     // The kernel lets no io_uring through a socket since 6.7: CRIU says only this. Seen.
     CriuRule{"send_fds failed (-22)", "", kCriuFailed,
              "the process has a descriptor that the kernel hands to no other process, most likely "
              "an io_uring",
-             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program"},
+             "start it with `stasis run --no-io-uring`, or turn io_uring off in the program",
+             ObstacleId("io-uring")},
     CriuRule{"anon_inode:", "", kCriuFailed,
              "the process has a kind of descriptor open that CRIU cannot dump",
-             "close it before the dump; the line names its kind"},
+             "close it before the dump; the line names its kind", ObstacleId("anonymous-file")},
     CriuRule{
         "of that type [20", "/dev/nvidia", kCriuFailed,
         "the process still has the GPU's device files open",
         "its CUDA state must be checkpointed before CRIU dumps it; if it was, another library in "
-        "it (NVML, OpenGL) has opened the GPU"},
+        "it (NVML, OpenGL) has opened the GPU",
+        ObstacleId("gpu-files")},
     CriuRule{"of that type [20", "", kCriuFailed,
-             "the process has a device open that CRIU cannot dump", "close it before the dump"},
+             "the process has a device open that CRIU cannot dump", "close it before the dump",
+             ObstacleId("device")},
     CriuRule{"of that type [", "", kCriuFailed,
              "the process has a file open of a kind that CRIU cannot dump",
-             "close it before the dump"},
+             "close it before the dump", ObstacleId("anonymous-file")},
     CriuRule{
         "handle_device_vma plugin failed", "", kCriuFailed,  // seen
         "a process has memory of a device mapped, most likely the GPU's: one with CUDA whose state "
         "was not checkpointed, one with an NVML of its own, or one forked from a process with CUDA "
         "that was suspended before the dump",
-        "resume what is suspended and dump it then; end processes that watch the GPU"},
+        "resume what is suspended and dump it then; end processes that watch the GPU",
+        ObstacleId("gpu-files")},
     CriuRule{
         "Unsupported mapping found", "", kCriuFailed,
         "the process has memory of a kind that CRIU cannot dump, such as a device's",
-        "close the device before the dump; if it is the GPU, its CUDA state was not checkpointed"},
+        "close the device before the dump; if it is the GPU, its CUDA state was not checkpointed",
+        ObstacleId("device")},
     CriuRule{"/dev/nvidia", "", kCriuFailed, "the process still has the GPU's device files open",
-             "its CUDA state must be checkpointed before CRIU dumps it"},
+             "its CUDA state must be checkpointed before CRIU dumps it", ObstacleId("gpu-files")},
     CriuRule{"is autodetected external mount", "", kCriuFailed,
              "a directory is mounted into the container from outside",
              "dump it with --external 'mnt[PATH]:NAME', PATH being where the mount is; its restore "
              "finds "
-             "it there, or where --external 'mnt[NAME]:PATH' says"},
+             "it there, or where --external 'mnt[NAME]:PATH' says",
+             ObstacleId("mount")},
     CriuRule{
         "Can't lookup mount=", " path=/memfd:", kCriuFailed,  // seen
         "the process has memory of huge pages open (MFD_HUGETLB), and CRIU did not know it: it "
         "needs a huge page that is free to learn what such memory is",
-        "set one more aside: sysctl vm.nr_hugepages"},
+        "set one more aside: sysctl vm.nr_hugepages", ObstacleId("huge-pages")},
     CriuRule{
         "Can't lookup mount=", " for fd=", kCriuFailed,  // seen
         "the process has a file open that lies on a mount outside of its mount namespace, or a "
         "POSIX message queue",
         "let it open such files itself (</dev/null, and its output to files, after unshare); a "
-        "message queue it must close (mq_close) before the dump"},
+        "message queue it must close (mq_close) before the dump",
+        ObstacleId("mount")},
     CriuRule{
         "No mapping for ", "mountpoint", kCriuFailed,
         "a directory was mounted into the process from outside, and no option says what is in its "
@@ -252,29 +275,34 @@ constexpr std::array kRules = {
              "try again; a debugger or another dump may be at work on it"},
     CriuRule{"Unable to interrupt task", "", kBusy,  // seen
              "another program traces the process, or this user may not stop it",
-             "end the debugger or tracer (strace, gdb) that holds it; or run as root"},
+             "end the debugger or tracer (strace, gdb) that holds it; or run as root",
+             ObstacleId("tracer")},
     CriuRule{"Timeout reached. Try to interrupt", "", kCriuFailed,  // seen
              "a process could not be stopped in time: a thread of it is in a system call that "
              "nothing interrupts, or executes a program whose file does not come (FUSE, NFS)",
              "see which one (`ps -eLo pid,tid,stat,wchan`), and try again when it has gone on"},
     CriuRule{"SEIZE ", "", kBusy, "the process could not be stopped",
-             "end a debugger or tracer (strace, gdb) that holds it, then try again"},
+             "end a debugger or tracer (strace, gdb) that holds it, then try again",
+             ObstacleId("tracer")},
     CriuRule{
         "ptrace", "Operation not permitted", kNotPermitted,
         "this user may not stop the process, or another program traces it",
         "run as root or with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE; end any debugger first"},
     CriuRule{"CAP_CHECKPOINT_RESTORE", "", kNotPermitted, "CRIU lacks the rights it needs",
-             "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP"},
+             "run as root, or give criu CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE and CAP_SETPCAP",
+             ObstacleId("permissions")},
     CriuRule{"prlimit", "Operation not permitted", kNotPermitted,
              "the limits of the process may not be read or set",
-             "run as root with CAP_SYS_RESOURCE, or as the user who owns the process"},
+             "run as root with CAP_SYS_RESOURCE, or as the user who owns the process",
+             ObstacleId("permissions")},
     CriuRule{"Can't get rlimit", "", kNotPermitted, "the limits of the process may not be read",
-             "run as root with CAP_SYS_RESOURCE, or as the user who owns the process"},
+             "run as root with CAP_SYS_RESOURCE, or as the user who owns the process",
+             ObstacleId("permissions")},
     CriuRule{"ns_last_pid", "", kNotPermitted, "CRIU may not choose process numbers",
-             "run as root or with CAP_CHECKPOINT_RESTORE"},
+             "run as root or with CAP_CHECKPOINT_RESTORE", ObstacleId("permissions")},
     CriuRule{"map_files is inaccessible", "", kNotPermitted,
              "CRIU may not read the process's mappings",
-             "run as root or with CAP_CHECKPOINT_RESTORE"},
+             "run as root or with CAP_CHECKPOINT_RESTORE", ObstacleId("permissions")},
 
     // The machine.
     CriuRule{"No space left on device", "", kNoSpace, "the disk is full",
@@ -289,9 +317,10 @@ constexpr std::array kRules = {
         "a file of the image would be larger than the limit (ulimit -f) or the file system allows",
         "raise the limit (ulimit -f unlimited), or dump to another file system"},
     CriuRule{"Tracking memory is not available", "", kCriuFailed,
-             "the kernel lacks CONFIG_MEM_SOFT_DIRTY", "use a kernel that has it"},
+             "the kernel lacks CONFIG_MEM_SOFT_DIRTY", "use a kernel that has it",
+             ObstacleId("kernel")},
     CriuRule{"soft-dirty", "", kCriuFailed, "the kernel lacks CONFIG_MEM_SOFT_DIRTY",
-             "use a kernel that has it"},
+             "use a kernel that has it", ObstacleId("kernel")},
     CriuRule{"vdso: ", "", kCriuFailed, "this CRIU does not understand the kernel's vDSO",
              "use a newer CRIU (`stasis-get-criu`), and restore on the kernel of the dump"},
     CriuRule{"CPU capabilities do not match", "", kCriuFailed,
@@ -314,12 +343,14 @@ constexpr std::array kRules = {
         "pid namespace without the process init", "", kCriuFailed,
         "the process runs in a container's PID namespace, and the container's first process is "
         "not part of the tree",
-        "use the container engine's checkpoint, or dump it from inside the container"},
+        "use the container engine's checkpoint, or dump it from inside the container",
+        ObstacleId("pid-namespace")},
     CriuRule{"Can't dump nested", "namespace", kCriuFailed,
-             "the tree has namespaces of its own inside", "dump the inner tree by itself"},
+             "the tree has namespaces of its own inside", "dump the inner tree by itself",
+             ObstacleId("namespace")},
     CriuRule{"Can't dump a process with different", "", kCriuFailed,
              "the processes of the tree live in different namespaces",
-             "dump the container as a whole with its engine"},
+             "dump the container as a whole with its engine", ObstacleId("namespace")},
     CriuRule{"cg: ", "", kCriuFailed, "the control groups of the process could not be dealt with",
              "use --manage-cgroups ignore"},
     CriuRule{"Unable to open directory", "", kCriuFailed,
@@ -342,7 +373,7 @@ std::optional<CriuDiagnosis> diagnose_criu_line(std::string_view line) {
   for (const CriuRule& rule : kRules) {
     if (matches(rule, line)) {
       return CriuDiagnosis{rule.code, std::string(rule.meaning), std::string(rule.remedy),
-                           std::string(line)};
+                           std::string(line), rule.obstacle};
     }
   }
   return std::nullopt;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/fd.h"
+#include "base/obstacle.h"
 #include "base/result.h"
 
 namespace stasis {
@@ -23,6 +24,8 @@ struct CriuDiagnosis {
   std::string meaning;  // "process number 12 is taken"
   std::string remedy;
   std::string line;  // the line that says so, without time and place
+  // What of the program or of this machine it is about, if it is in the list of obstacles.
+  std::optional<ObstacleId> obstacle;
 };
 
 struct CriuLog {
@@ -52,6 +55,7 @@ struct CriuRule {
   ErrorCode code;
   std::string_view meaning;
   std::string_view remedy;
+  std::optional<ObstacleId> obstacle = {};
 };
 
 // In the order in which they are tried.

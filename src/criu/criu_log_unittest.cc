@@ -167,6 +167,18 @@ INSTANTIATE_TEST_SUITE_P(
         Known{"Can't dump a pid namespace without the process init", ErrorCode::kCriuFailed,
               "container"}));
 
+TEST(CriuDiagnosis, NamesTheObstacleWhereThereIsOne) {
+  const auto of = [](std::string_view line) -> std::string {
+    const auto found = diagnose_criu_line(line);
+    return found && found->obstacle ? std::string(found->obstacle->name()) : "none";
+  };
+  EXPECT_EQ(of("inet: Connected TCP socket, consider using --tcp-established option."),
+            "tcp-connection");
+  EXPECT_EQ(of("Can't dump file 4 of that type [20666] (chr 195:0 /dev/nvidia0)"), "gpu-files");
+  EXPECT_EQ(of("Can't dump file 4 of that type [20666] (chr 10:229 /dev/fuse)"), "device");
+  EXPECT_EQ(of("write: No space left on device"), "none") << "the code says it";
+}
+
 TEST(CriuDiagnosis, KnowsWhatItDoesNotKnow) {
   EXPECT_FALSE(diagnose_criu_line("Dumping FAILED."));
   EXPECT_FALSE(diagnose_criu_line(""));

@@ -256,6 +256,11 @@ Error criu_error(const std::string& what, const CriuAnswer& answer, const CriuPr
     error.message = fmt::format("CRIU could not {}: {} (criu: {})", what, found.diagnosis->meaning,
                                 found.diagnosis->line);
     error.remedy = found.diagnosis->remedy;
+    if (found.diagnosis->obstacle) {
+      error.obstacles = {{.id = *found.diagnosis->obstacle,
+                          .what = found.diagnosis->meaning,
+                          .remedy = found.diagnosis->remedy}};
+    }
   } else {
     std::string said;
     // The first errors are the cause, the rest its consequences.

@@ -77,7 +77,7 @@ std::string page_saying(const std::string& hostile) {
   Subject subject{image, false, {}, {}, "now", kNonce};
   CriuLog log;
   log.errors = {hostile};
-  log.diagnosis = CriuDiagnosis{ErrorCode::kCriuFailed, hostile, hostile, hostile};
+  log.diagnosis = CriuDiagnosis{ErrorCode::kCriuFailed, hostile, hostile, hostile, {}};
   subject.logs.push_back({ImageLog{hostile, hostile, {}, 1}, log});
   return render_page(subject);
 }
