@@ -2,6 +2,7 @@
 #include "rendezvous/tcp_rendezvous.h"
 
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -417,27 +418,43 @@ TEST_F(TcpRendezvousTest, OneThatIsSlowAtAnyStepIsWaitedForAlsoByTheOneThatServe
 TEST_F(TcpRendezvousTest, WhenTheOneThatServesIsKilledTheOthersGoBackAndSaySo) {
   silence_ = milliseconds(1000);
   const std::vector<Step> steps = {Step::kJoined, Step::kReady, Step::kRest};
+  // How many have joined: the one that serves first, and at the first step all.
+  struct Joined {
+    std::atomic<unsigned> count[3];
+    void wait_for(std::size_t step, unsigned wanted) const {
+      for (int i = 0; i < 20'000 && count[step] < wanted; ++i)
+        std::this_thread::sleep_for(milliseconds(1));
+    }
+  };
+  auto* joined = static_cast<Joined*>(
+      ::mmap(nullptr, sizeof(Joined), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(joined, MAP_FAILED);
   std::vector<std::string> addresses;
   std::vector<pid_t> servers;
-  for (const Step at : steps) {
+  for (std::size_t i = 0; i < steps.size(); ++i) {
     addresses.push_back(new_address());
     const pid_t child = ::fork();
     if (child == 0) {
-      (void)run(addresses.back(), "killed", 3, [at](Step step) {
-        // At first, when the others are there.
-        if (step == Step::kJoined && at == step) std::this_thread::sleep_for(milliseconds(300));
-        if (step == at) ::kill(::getpid(), SIGKILL);
+      (void)run(addresses.back(), "killed", 3, [&, i](Step step) {
+        if (step == Step::kJoined) ++joined->count[i];
+        if (step == Step::kJoined && steps[i] == step) joined->wait_for(i, 3);
+        if (step == steps[i]) ::kill(::getpid(), SIGKILL);
       });
       ::_exit(1);
     }
     servers.push_back(child);
   }
-  std::this_thread::sleep_for(milliseconds(200));
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    joined->wait_for(i, 1);
   std::vector<End> ends(2 * steps.size());
-  at_once(ends.size(),
-          [&](std::size_t i) { ends[i] = run(addresses[i / 2], fmt::format("node{}", i % 2), 3); });
+  at_once(ends.size(), [&](std::size_t i) {
+    ends[i] = run(addresses[i / 2], fmt::format("node{}", i % 2), 3, [&](Step step) {
+      if (step == Step::kJoined) ++joined->count[i / 2];
+    });
+  });
   for (const pid_t server : servers)
     ::waitpid(server, nullptr, 0);
+  ::munmap(joined, sizeof(Joined));
   for (const End& end : ends) {
     EXPECT_FALSE(end.done);
     EXPECT_EQ(end.code, ErrorCode::kTimeout) << end.message;
