@@ -1,4 +1,5 @@
 // Parts of one process, and of children, that meet at an address of this machine alone.
+// Long because each way in which an agreement breaks is one test of the same fixture.
 #include "rendezvous/tcp_rendezvous.h"
 
 #include <poll.h>
