@@ -24,6 +24,7 @@
 #include "base/json_record.h"
 #include "base/own_files.h"
 #include "criu_api.h"
+#include "held_tree.h"
 
 namespace stasis::plugin {
 namespace {
@@ -63,12 +64,15 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 }
 
 constexpr std::string_view kIgnore = "--ignore-obstacles";
+constexpr std::string_view kDriverTimeout = "--driver-timeout";
 
 // Which names options of the command line.
 std::string in_our_words(std::string remedy) {
   replace_all(remedy, kIgnore, "STASIS_IGNORE_OBSTACLES=1 in criu's environment");
   replace_all(remedy, "--graphs-are-safe", fmt::format("{}={}", kAttachVariable, kSafe));
   replace_all(remedy, "--watch-graphs ", fmt::format("{}={}", kAttachVariable, kWatch));
+  replace_all(remedy, kDriverTimeout,
+              fmt::format("{} in criu's environment", kDriverTimeoutVariable));
   return remedy;
 }
 
@@ -211,6 +215,10 @@ Result<void> attach_first(Pid root, const std::vector<std::string>& options) {
   }
   std::vector<std::string> words = {program, "attach", std::to_string(root.value), "--json"};
   words.insert(words.end(), options.begin(), options.end());
+  if (const auto asked = asked_driver_timeout()) {
+    words.emplace_back(kDriverTimeout);
+    words.push_back(std::to_string(asked->count()));
+  }
   const AlarmOff quiet;
   // More than criu's own, which is that of `stasis attach`, is meant for its lock, too.
   if (quiet.seconds() > kCriusOwn) {

@@ -126,22 +126,26 @@ std::uint64_t bytes_in_host_memory(Pid root) {
   return bytes;
 }
 
-std::chrono::milliseconds timeout(std::uint64_t bytes) {
-  constexpr const char* kVariable = "STASIS_DRIVER_TIMEOUT";
-  constexpr std::uint64_t kByDefault = 60'000;
+std::optional<std::chrono::milliseconds> asked_driver_timeout() {
   constexpr std::uint64_t kAtMost = 86'400'000;
-  constexpr std::uint64_t kBytesPerMs = 200'000;
-  std::uint64_t besides = kByDefault;
-  if (const char* set = std::getenv(kVariable); set != nullptr && *set != '\0') {
-    const char* const end = set + std::strlen(set);
-    const auto [stopped, error] = std::from_chars(set, end, besides);
-    if (error != std::errc() || stopped != end || besides == 0 || besides > kAtMost) {
-      log_warning(fmt::format("{}={} is no number of milliseconds up to {}; it counts as {}",
-                              kVariable, set, kAtMost, kByDefault));
-      besides = kByDefault;
-    }
+  const char* set = std::getenv(kDriverTimeoutVariable);
+  if (set == nullptr || *set == '\0') return std::nullopt;
+  const char* const end = set + std::strlen(set);
+  std::uint64_t asked = 0;
+  const auto [stopped, error] = std::from_chars(set, end, asked);
+  if (error != std::errc() || stopped != end || asked == 0 || asked > kAtMost) {
+    log_warning(fmt::format("{}={} is no number of milliseconds up to {}; it counts as not set",
+                            kDriverTimeoutVariable, set, kAtMost));
+    return std::nullopt;
   }
-  return std::chrono::milliseconds(besides + bytes / kBytesPerMs);
+  return std::chrono::milliseconds(asked);
+}
+
+std::chrono::milliseconds timeout(std::uint64_t bytes) {
+  constexpr std::chrono::milliseconds kByDefault(60'000);
+  constexpr std::uint64_t kBytesPerMs = 200'000;
+  return asked_driver_timeout().value_or(kByDefault) +
+         std::chrono::milliseconds(bytes / kBytesPerMs);
 }
 
 }  // namespace stasis::plugin

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/process_tree.h"
@@ -38,9 +39,14 @@ std::uint64_t bytes_on_gpus(Driver& driver, Pid root);
 // much.
 std::uint64_t bytes_in_host_memory(Pid root);
 
+// STASIS_DRIVER_TIMEOUT of criu's environment, in milliseconds. Nothing if it is not set, or no
+// such number, which is logged.
+inline constexpr const char* kDriverTimeoutVariable = "STASIS_DRIVER_TIMEOUT";
+std::optional<std::chrono::milliseconds> asked_driver_timeout();
+
 // How long it may take the driver to move so much memory before it counts as hanging: 2.6 GB/s and
-// more were measured (H100, driver 580), a busy host may be ten times as slow. The environment's
-// STASIS_DRIVER_TIMEOUT, in milliseconds, is what it is given besides; 60 s by default.
+// more were measured (H100, driver 580), a busy host may be ten times as slow. What is
+// asked for is what it is given besides; 60 s by default.
 std::chrono::milliseconds timeout(std::uint64_t bytes);
 
 }  // namespace stasis::plugin

@@ -283,6 +283,12 @@ begin_attach() {
   logged dump "if the program has none such: STASIS_ATTACH=graphs-are-safe; without STASIS_ATTACH the driver saves"
   in_state running
   target_goes_on
+  # A driver that hangs, for as long as criu's environment says.
+  STASIS_DRIVER_TIMEOUT=1000 STASIS_SIM_FAULTS="lock:hang" STASIS_ATTACH=graphs-are-safe \
+    criu_fails dump --tree "$TARGET"
+  logged dump "no answer within"
+  logged dump "give it more time with STASIS_DRIVER_TIMEOUT in criu's environment"
+  done_by recover "$TARGET"
   # Installed without the command line.
   cp "$plugin/cuda_plugin.so" "$BATS_TEST_TMPDIR"
   plugin=$BATS_TEST_TMPDIR STASIS_ATTACH=graphs-are-safe criu_fails dump --tree "$TARGET"
