@@ -1,11 +1,9 @@
 // What of a network namespace of the tree's own CRIU 4.2.1 does not bring back: it saves devices,
 // addresses, routes of the main table, rules and some settings (its net.c).
-#include <fcntl.h>
 #include <linux/if_link.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
-#include <sched.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -16,12 +14,12 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/in_namespace.h"
 #include "proc/netlink.h"
 
 namespace stasis::doctor {
@@ -181,16 +179,10 @@ Networking networking() {
   return out;
 }
 
-// Of another process, by a thread of its own, which ends with it. Nothing where its network may not
-// be entered.
+// Of another process. Nothing where its network may not be entered.
 std::optional<Networking> networking_of(Pid pid) {
-  const auto space =
-      open_file(AT_FDCWD, fmt::format("/proc/{}/ns/net", pid.value), O_RDONLY | O_NONBLOCK);
   std::optional<Networking> out;
-  if (!space) return out;
-  std::thread([&] {
-    if (::setns(space->get(), CLONE_NEWNET) == 0) out = networking();
-  }).join();
+  proc::in_namespace(pid, proc::Namespace::kNetwork, [&] { out = networking(); });
   return out;
 }
 

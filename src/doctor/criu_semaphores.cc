@@ -1,17 +1,14 @@
 // What processes have taken of System V semaphores with SEM_UNDO: the kernel gives it back when
 // they end, at the end of a dump too, and a restored process has taken nothing. It tells for no
 // process what that is, but for each semaphore who has changed it last.
-#include <fcntl.h>
-#include <sched.h>
 #include <sys/sem.h>
 
 #include <algorithm>
-#include <thread>
 
 #include <fmt/format.h>
 
-#include "base/fd.h"
 #include "doctor/criu_checks.h"
+#include "proc/in_namespace.h"
 
 namespace stasis::doctor {
 namespace {
@@ -53,17 +50,11 @@ std::map<int, std::set<int>> last_users() {
   return out;
 }
 
-// In that of another process, by a thread of its own, which ends with it. Nothing where that may
-// not be entered.
+// In that of another process. Nothing where that may not be entered.
 std::map<int, std::set<int>> last_users_beside(Facts& facts, Pid pid) {
   if (facts.has_our_namespace(pid, "ipc")) return last_users();
-  const auto space =
-      open_file(AT_FDCWD, fmt::format("/proc/{}/ns/ipc", pid.value), O_RDONLY | O_NONBLOCK);
   std::map<int, std::set<int>> out;
-  if (!space) return out;
-  std::thread([&] {
-    if (::setns(space->get(), CLONE_NEWIPC) == 0) out = last_users();
-  }).join();
+  proc::in_namespace(pid, proc::Namespace::kIpc, [&] { out = last_users(); });
   return out;
 }
 

@@ -1,12 +1,10 @@
 #include "proc/tcp_keys.h"
 
-#include <fcntl.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,10 +13,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 
-#include <fmt/format.h>
-
+#include "proc/in_namespace.h"
 #include "proc/netlink.h"
 
 namespace stasis::proc {
@@ -28,18 +24,12 @@ constexpr int kMd5Keys = 18;         // INET_DIAG_MD5SIG of linux/inet_diag.h, L
 constexpr int kAoInfo = 40;          // TCP_AO_INFO of linux/tcp.h, Linux 6.7
 constexpr int kBoundInterface = 62;  // SO_BINDTOIFINDEX
 
-// One that asks about the process's network namespace, made by a thread of its own, which enters
-// that and ends with it.
+// One that asks about the process's network namespace.
 UniqueFd diagnosis_socket_of(Pid pid, ino_t network) {
   if (network_of(Pid{::getpid()}) == network) return open_netlink(NETLINK_SOCK_DIAG);
-  const auto space =
-      open_file(AT_FDCWD, fmt::format("/proc/{}/ns/net", pid.value), O_RDONLY | O_NONBLOCK);
-  struct stat info {};
   UniqueFd out;
-  if (!space || ::fstat(space->get(), &info) != 0 || info.st_ino != network) return out;
-  std::thread([&] {
-    if (::setns(space->get(), CLONE_NEWNET) == 0) out = open_netlink(NETLINK_SOCK_DIAG);
-  }).join();
+  in_namespace(
+      pid, Namespace::kNetwork, [&] { out = open_netlink(NETLINK_SOCK_DIAG); }, network);
   return out;
 }
 
