@@ -466,6 +466,15 @@ Result<int> load_inside(const Inside& inside, const UniqueFd& file, const std::s
   if (answer.block.function != 0) return answer.block.result;
   const char* text = answer.block.error;
   const std::string words(text, ::strnlen(text, sizeof answer.block.error));
+  // The library is open in the process, so only the way to its descriptor can be missing.
+  if (words.starts_with("/proc/") && words.find("No such file") != std::string::npos) {
+    return fail(ErrorCode::kNotSupported,
+                fmt::format("process {} cannot load {}, as its root directory has no /proc of its "
+                            "PID namespace (chroot): {}",
+                            inside.space().pid().value, name, printable(words)),
+                "mount one there (`mount -t proc proc ROOT/proc`, in its mount namespace), or "
+                "start it with `stasis run`");
+  }
   return fail(ErrorCode::kNotSupported,
               fmt::format("process {} cannot load {}: {}", inside.space().pid().value, name,
                           printable(words)));

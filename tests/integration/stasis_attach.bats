@@ -418,6 +418,33 @@ attach_under_load() {
   attach_under_load 200
 }
 
+@test "a program in a root directory without /proc is left alone, which is said" {
+  need_root "namespaces"
+  local root=$BATS_TEST_TMPDIR/root
+  mkdir "$root"
+  # shellcheck disable=SC2016
+  exec_in_it() {
+    exec_on_gpu unshare --mount setsid sh -c \
+      'mount --rbind / "$1" && mount -t tmpfs none "$1/proc" && exec chroot "$@"' sh "$root" "$@"
+  }
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  (exec_in_it "$STASIS_BUILD/bin/stasis-workload" memory --size 64M --status "$TARGET_STATUS") \
+    </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  refused 8 not-supported attach "$TARGET" --graphs-are-safe
+  assert_contains "$err" "its root directory has no /proc of its PID namespace (chroot)"
+  assert_contains "$err" "mount -t proc proc ROOT/proc"
+  target_goes_on
+  cycle_by driver
+  # As is said.
+  nsenter --target "$TARGET" --mount mount -t proc proc "$root/proc"
+  done_by attach "$TARGET" --graphs-are-safe
+  cycle_by direct
+  nothing_left
+}
+
 # --- A driver that hangs
 
 @test "a driver that hangs while memory is exchanged: within the time, all is said, and recover finishes it" {
