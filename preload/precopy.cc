@@ -17,10 +17,6 @@ constexpr std::chrono::milliseconds kPoll{20};
 
 std::atomic<std::atomic<PrecopyState>*> g_word{nullptr};
 
-std::atomic<std::uint32_t>& as_futex(std::atomic<PrecopyState>& word) {
-  return reinterpret_cast<std::atomic<std::uint32_t>&>(word);
-}
-
 }  // namespace
 
 void heed_precopy(std::atomic<PrecopyState>* word) { g_word.store(word); }
@@ -35,14 +31,14 @@ void wait_for_precopy() {
   const auto deadline = std::chrono::steady_clock::now() + kWaitAtMost;
   while (word->load(std::memory_order_acquire) == PrecopyState::kEnds &&
          std::chrono::steady_clock::now() < deadline)
-    futex::wait(as_futex(*word), static_cast<std::uint32_t>(PrecopyState::kEnds), true, kPoll);
+    futex::wait(*word, PrecopyState::kEnds, true, kPoll);
   errno = error;
 }
 
 void end_precopy() {
   auto* word = g_word.load(std::memory_order_relaxed);
   if (word && word->exchange(PrecopyState::kNo) == PrecopyState::kEnds)
-    futex::wake_all(as_futex(*word), true);
+    futex::wake_all(*word, true);
 }
 
 }  // namespace stasis::preload
