@@ -226,35 +226,6 @@ void find_primaries() {
   }
 }
 
-// Mapped for a moment, at an address of its own.
-class Elsewhere {
- public:
-  Elsewhere(CUmemGenericAllocationHandle real, std::size_t size, const CUmemAccessDesc& right)
-      : size_(size) {
-    const auto& call = driver();
-    if (call.cuMemAddressReserve(&address_, size, 0, 0, 0) != CUDA_SUCCESS) {
-      address_ = 0;
-      return;
-    }
-    mapped_ = call.cuMemMap(address_, size, 0, real, 0) == CUDA_SUCCESS;
-    good_ = mapped_ && call.cuMemSetAccess(address_, size, &right, 1) == CUDA_SUCCESS;
-  }
-  ~Elsewhere() {
-    if (mapped_) driver().cuMemUnmap(address_, size_);
-    if (address_) driver().cuMemAddressFree(address_, size_);
-  }
-  Elsewhere(const Elsewhere&) = delete;
-  Elsewhere& operator=(const Elsewhere&) = delete;
-  bool good() const { return good_; }
-  CUdeviceptr address() const { return address_; }
-
- private:
-  CUdeviceptr address_ = 0;
-  std::size_t size_;
-  bool mapped_ = false;
-  bool good_ = false;
-};
-
 bool copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   return driver().cuMemcpyDtoD_v2(to, from, bytes) == CUDA_SUCCESS &&
          driver().cuCtxSynchronize() == CUDA_SUCCESS;
@@ -334,8 +305,8 @@ Exchanged exchange(const Piece& piece) {
   if (created != CUDA_SUCCESS) return Exchanged::kFailed;
   bool copied = false;
   {
-    const Elsewhere beside(made.real, made.size, made.rights.front());
-    copied = beside.good() && copy(beside.address(), piece.start, piece.size);
+    const Window beside(made.real, made.size, made.rights.front());
+    copied = beside.outcome().ok() && copy(beside.address(), piece.start, piece.size);
   }
   std::optional<KeptAddresses> kept;
   const auto area = area_of(piece);
@@ -358,8 +329,8 @@ Exchanged exchange(const Piece& piece) {
   }
   bool back = take_back(piece, gave_area_up);
   if (back) {
-    const Elsewhere beside(made.real, made.size, made.rights.front());
-    back = beside.good() && copy(piece.start, beside.address(), piece.size);
+    const Window beside(made.real, made.size, made.rights.front());
+    back = beside.outcome().ok() && copy(piece.start, beside.address(), piece.size);
   }
   call.cuMemRelease(made.real);
   return back ? Exchanged::kAddress : Exchanged::kLost;

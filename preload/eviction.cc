@@ -12,6 +12,28 @@ namespace stasis::preload {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace)
 
+constexpr char kSetAccess[] = "cuMemSetAccess";
+
+Window::Window(CUmemGenericAllocationHandle handle, std::size_t size, const CUmemAccessDesc& right,
+               CUdeviceptr place)
+    : size_(size), is_own_(place == 0), address_(place) {
+  const auto did = [&](CUresult result, const char* what) {
+    if (result != CUDA_SUCCESS) outcome_ = failed(result, what);
+    return result == CUDA_SUCCESS;
+  };
+  if (is_own_ &&
+      !did(driver().cuMemAddressReserve(&address_, size, 0, 0, 0), "cuMemAddressReserve"))
+    address_ = 0;
+  if (!outcome_.ok()) return;
+  is_mapped_ = did(driver().cuMemMap(address_, size, 0, handle, 0), "cuMemMap");
+  if (is_mapped_) did(driver().cuMemSetAccess(address_, size, &right, 1), kSetAccess);
+}
+
+Window::~Window() {
+  if (is_mapped_) driver().cuMemUnmap(address_, size_);
+  if (is_own_ && address_ != 0) driver().cuMemAddressFree(address_, size_);
+}
+
 // Where each is mapped, for the same time.
 std::map<const Physical*, std::vector<Mapping*>> mappings_by_physical() {
   std::map<const Physical*, std::vector<Mapping*>> found;
@@ -124,46 +146,6 @@ class Contexts {
   std::map<CUdevice, CUcontext> retained_;
 };
 
-constexpr char kSetAccess[] = "cuMemSetAccess";
-
-// Memory mapped for one device once more, as long as this lives: the program's own mappings may
-// cover parts of it, or none. At `place`, if that is not 0.
-class Window {
- public:
-  Window(CUmemGenericAllocationHandle handle, std::size_t size, CUdevice device,
-         CUdeviceptr place = 0)
-      : size_(size), is_own_(place == 0), address_(place) {
-    if (is_own_ &&
-        !did(driver().cuMemAddressReserve(&address_, size, 0, 0, 0), "cuMemAddressReserve"))
-      address_ = 0;
-    if (!outcome_.ok()) return;
-    is_mapped_ = did(driver().cuMemMap(address_, size, 0, handle, 0), "cuMemMap");
-    const auto right = full_right(device);
-    if (is_mapped_) did(driver().cuMemSetAccess(address_, size, &right, 1), kSetAccess);
-  }
-  ~Window() {
-    if (is_mapped_) driver().cuMemUnmap(address_, size_);
-    if (is_own_ && address_ != 0) driver().cuMemAddressFree(address_, size_);
-  }
-  Window(const Window&) = delete;
-  Window& operator=(const Window&) = delete;
-
-  const Outcome& outcome() const { return outcome_; }
-  CUdeviceptr address() const { return address_; }
-
- private:
-  bool did(CUresult result, const char* what) {
-    if (result != CUDA_SUCCESS) outcome_ = failed(result, what);
-    return result == CUDA_SUCCESS;
-  }
-
-  std::size_t size_;
-  bool is_own_;
-  bool is_mapped_ = false;
-  CUdeviceptr address_;
-  Outcome outcome_;
-};
-
 // A copy to the device may return before the data is there.
 Outcome settled(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) result = driver().cuCtxSynchronize();
@@ -197,7 +179,7 @@ Outcome copy_whole(Contexts& contexts, const Physical& physical,
                    CUmemGenericAllocationHandle handle, std::byte* at, bool out,
                    CUdeviceptr place = 0) {
   return by_some_context(contexts, physical.prop.location.id, [&](CUdevice device) {
-    const Window window(handle, physical.size, device, place);
+    const Window window(handle, physical.size, full_right(device), place);
     if (!window.outcome().ok()) return window.outcome();
     return out ? settled(driver().cuMemcpyDtoH_v2(at, window.address(), physical.size),
                          "cuMemcpyDtoH")
@@ -215,9 +197,9 @@ Outcome renew(Physical& physical) {
     return failed(result, "cuMemCreate");
   Contexts contexts;
   auto outcome = by_some_context(contexts, physical.prop.location.id, [&](CUdevice device) {
-    const Window from(physical.real, physical.size, device);
+    const Window from(physical.real, physical.size, full_right(device));
     if (!from.outcome().ok()) return from.outcome();
-    const Window to(fresh, physical.size, device);
+    const Window to(fresh, physical.size, full_right(device));
     if (!to.outcome().ok()) return to.outcome();
     return settled(driver().cuMemcpyDtoD_v2(to.address(), from.address(), physical.size),
                    "cuMemcpyDtoD");

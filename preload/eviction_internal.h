@@ -418,6 +418,27 @@ cuda::CUcontext context_of(cuda::CUstream stream);
 void forget_stream(cuda::CUstream stream);
 inline Outcome failed(cuda::CUresult result, const char* what) { return {result, what}; }
 
+// Memory mapped once more, as long as this lives: the program's own mappings may cover parts of it,
+// or none. At `place`, if that is not 0.
+class Window {
+ public:
+  Window(cuda::CUmemGenericAllocationHandle handle, std::size_t size,
+         const cuda::CUmemAccessDesc& right, cuda::CUdeviceptr place = 0);
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  const Outcome& outcome() const { return outcome_; }
+  cuda::CUdeviceptr address() const { return address_; }
+
+ private:
+  std::size_t size_;
+  bool is_own_;
+  bool is_mapped_ = false;
+  cuda::CUdeviceptr address_;
+  Outcome outcome_;
+};
+
 // Of one piece, with the gate closed. unmap() says how many it has done.
 Outcome unmap(const std::vector<Mapping*>& mappings, std::size_t& done);
 Outcome map_again(const Mapping& mapping);

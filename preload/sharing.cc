@@ -167,24 +167,14 @@ Outcome map_all(Physical& physical, const std::vector<Mapping*>& mapped) {
 }
 
 // Between memory of the host's, which the processor reaches where it is mapped for that, and
-// `saved`. The program's own mappings may cover parts of it, or none.
+// `saved`.
 Outcome copy_host(const Physical& physical, bool out) {
-  CUdeviceptr address = 0;
-  auto result = driver().cuMemAddressReserve(&address, physical.size, 0, 0, 0);
-  if (result != CUDA_SUCCESS) return {result, "cuMemAddressReserve"};
-  const char* what = "cuMemMap";
-  result = driver().cuMemMap(address, physical.size, 0, physical.real, 0);
-  if (result == CUDA_SUCCESS) {
-    const CUmemAccessDesc right{physical.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    what = "cuMemSetAccess";
-    result = driver().cuMemSetAccess(address, physical.size, &right, 1);
-    auto* mapped = reinterpret_cast<void*>(address);
-    if (result == CUDA_SUCCESS && out) std::memcpy(physical.saved, mapped, physical.size);
-    if (result == CUDA_SUCCESS && !out) std::memcpy(mapped, physical.saved, physical.size);
-    driver().cuMemUnmap(address, physical.size);
-  }
-  driver().cuMemAddressFree(address, physical.size);
-  return {result, what};
+  const CUmemAccessDesc right{physical.prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const Window window(physical.real, physical.size, right);
+  if (!window.outcome().ok()) return window.outcome();
+  auto* mapped = reinterpret_cast<void*>(window.address());
+  std::memcpy(out ? physical.saved : mapped, out ? mapped : physical.saved, physical.size);
+  return {};
 }
 
 void drop_saved(Physical& physical) {
