@@ -73,35 +73,26 @@ constexpr std::array kAnswers = {
                  "see `dmesg` for messages of the NVIDIA driver"},
 };
 
-struct Diagnosis {
-  ErrorCode code;
-  std::string why;
-  std::string remedy;
-};
-
 // What /proc says about a process the driver could not work with; nothing if it looks sound, or if
 // /proc could not be asked.
-std::optional<Diagnosis> probe_process(Pid pid, const proc::ProcFs& procfs) {
+std::optional<Error> probe_process(Pid pid, const proc::ProcFs& procfs) {
   auto info = procfs.process(pid);
   if (!info) {
     const ErrorCode code = info.error().code;
     if (code != ErrorCode::kNoSuchProcess && code != ErrorCode::kThreadId) return std::nullopt;
-    return Diagnosis{code, info.error().message, info.error().remedy};
+    return std::move(info.error());
   }
-  if (info->has_ended()) {
-    Error why = procfs.ended_error(*info);
-    return Diagnosis{why.code, std::move(why.message), std::move(why.remedy)};
-  }
+  if (info->has_ended()) return procfs.ended_error(*info);
   if (!proc::may_trace(pid)) {
-    return Diagnosis{ErrorCode::kNotPermitted,
-                     fmt::format("not permitted to act on process {} ({})", pid.value, info->comm),
-                     "run as root or with CAP_SYS_PTRACE; as the same user it also needs "
-                     "/proc/sys/kernel/yama/ptrace_scope to be 0"};
+    return Error{ErrorCode::kNotPermitted,
+                 fmt::format("not permitted to act on process {} ({})", pid.value, info->comm),
+                 "run as root or with CAP_SYS_PTRACE; as the same user it also needs "
+                 "/proc/sys/kernel/yama/ptrace_scope to be 0"};
   }
   return std::nullopt;
 }
 
-Diagnosis diagnose(int number, Action action, Pid pid, const proc::ProcFs& procfs) {
+Error diagnose(int number, Action action, Pid pid, const proc::ProcFs& procfs) {
   if (auto found = probe_process(pid, procfs)) {
     // A living process that may not be traced still answers e.g. a time-out for what it is.
     const bool permission = found->code == ErrorCode::kNotPermitted;
@@ -137,16 +128,13 @@ std::span<const DriverAnswer> driver_answers() { return kAnswers; }
 
 Error explain_driver_failure(const DriverFailure& failure, Action action, Pid pid,
                              const proc::ProcFs& procfs) {
-  Diagnosis diagnosis = diagnose(failure.number, action, pid, procfs);
-  Error error;
-  error.code = diagnosis.code;
-  error.remedy = std::move(diagnosis.remedy);
+  Error error = diagnose(failure.number, action, pid, procfs);
   if (failure.number < 0) {  // not the driver's words
-    error.message = fmt::format("{}: {}", diagnosis.why, failure.text);
+    error.message += ": " + failure.text;
     return error;
   }
-  error.message = fmt::format("{} (driver: {} {}, \"{}\")", diagnosis.why, failure.name,
-                              failure.number, failure.text);
+  error.message +=
+      fmt::format(" (driver: {} {}, \"{}\")", failure.name, failure.number, failure.text);
   error.driver = failure;
   return error;
 }

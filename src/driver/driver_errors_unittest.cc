@@ -82,6 +82,20 @@ TEST(Explain, Azombie) {
   EXPECT_THAT(error.message, HasSubstr("has exited"));
 }
 
+TEST(Explain, AprocessWhoseFirstThreadHasEnded) {
+  const Child child([] {
+    std::thread([] { ::pause(); }).detach();
+    ::syscall(SYS_exit, 0);
+  });
+  while (!proc::ProcFs().process(child.pid())->has_ended())
+    std::this_thread::yield();
+  const Error error = explain(304, Action::kLock, child.pid());
+  EXPECT_EQ(error.code, ErrorCode::kNotSupported);
+  ASSERT_EQ(error.obstacles.size(), 1U);
+  EXPECT_EQ(error.obstacles.front().id, ObstacleId("zombie-leader"));
+  EXPECT_EQ(error.obstacles.front().pid, child.pid());
+}
+
 TEST(Explain, Athread) {
   std::atomic<int> tid{0};
   std::atomic<bool> stop{false};
