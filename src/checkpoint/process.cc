@@ -277,13 +277,14 @@ Result<void> Process::restore(std::span<const GpuPair> pairs) {
     if (pairs.empty() && error.code == ErrorCode::kDeviceMapInvalid) {
       // 1 without a map: seen on driver 580.159.04 where another process's memory was opened (CUDA
       // IPC).
-      error.code = ErrorCode::kNotSupported;
-      error.message =
-          fmt::format("the driver cannot restore process {} (driver: {} {}, \"{}\")", pid().value,
-                      error.driver->name, error.driver->number, error.driver->text);
-      error.remedy =
-          "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P or "
-          "shared-memory transports), which driver 580 checkpoints and cannot restore";
+      const DriverFailure said = std::move(*error.driver);
+      error = refusal(
+          {"shared-gpu-memory", Severity::kRed, pid(),
+           fmt::format("the driver cannot restore process {} (driver: {} {}, \"{}\")", pid().value,
+                       said.name, said.number, said.text),
+           "usual cause: GPU memory that is shared between processes (CUDA IPC, NCCL's P2P or "
+           "shared-memory transports), which driver 580 checkpoints and cannot restore"});
+      error.driver = said;
     }
     return fail(std::move(error));
   }

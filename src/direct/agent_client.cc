@@ -276,8 +276,8 @@ Result<void> AgentClient::finish_unless(const Interrupt& interrupt,
       return fail(ErrorCode::kOutOfGpuMemory, std::move(message),
                   "free memory on the GPU (`stasis ps` shows who uses it), then try again");
     case cuda::CUDA_ERROR_NOT_SUPPORTED:
-      return fail(ErrorCode::kNotSupported, std::move(message),
-                  "leave --path direct out: the driver can take it");
+      return fail(refusal({"staying-memory", Severity::kRed, pid_, std::move(message),
+                           "leave --path direct out: the driver can take it"}));
     default:
       return fail(ErrorCode::kDriverError, std::move(message));
   }

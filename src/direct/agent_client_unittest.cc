@@ -232,6 +232,19 @@ TEST(AgentClient, HostMemoryAndGpuMemoryAreNotMixedUp) {
   EXPECT_EQ(code(AgentCommand::kRepopulate), ErrorCode::kOutOfGpuMemory);
 }
 
+TEST(AgentClient, MemoryThatAnAgentCannotMoveIsAnObstacle) {
+  const FakeAgent agent(kAgentSeals,
+                        [](ControlPage& page) { page.cu_result = cuda::CUDA_ERROR_NOT_SUPPORTED; });
+  auto client = agent.find();
+  ASSERT_TRUE(client.has_value() && client->has_value());
+  const auto done = (*client)->ask(AgentCommand::kPrepare, 0, milliseconds(60000));
+  ASSERT_FALSE(done.has_value());
+  EXPECT_EQ(done.error().code, ErrorCode::kNotSupported);
+  ASSERT_EQ(done.error().obstacles.size(), 1U);
+  EXPECT_EQ(done.error().obstacles.front().id, ObstacleId("staying-memory"));
+  EXPECT_EQ(done.error().obstacles.front().pid, (*client)->pid());
+}
+
 TEST(AgentClient, AddressesThatAreRefusedAreNamedAsTheProgramsLimit) {
   const FakeAgent agent(kAgentSeals, [](ControlPage& page) {
     page.cu_result = cuda::CUDA_ERROR_OUT_OF_MEMORY;

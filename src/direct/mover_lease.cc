@@ -42,14 +42,16 @@ Result<void> check_mover_memory(const Environment& env, std::span<const GpuUuid>
     const std::uint64_t others = to_come ? to_come(cgroup.directory) : 0;
     const std::uint64_t room = cgroup.room(swap.value_or(0));
     if (ours + others + kCgroupReserve <= room) continue;
-    return fail(
-        ErrorCode::kNotSupported,
-        fmt::format("{} of host memory to copy through (--ring){} do not fit under the memory "
-                    "limit of {} ({}, of which {} are free)",
-                    format_bytes(ours),
-                    others == 0 ? "" : fmt::format(", besides {} to come,", format_bytes(others)),
-                    cgroup.directory, format_bytes(cgroup.limit), format_bytes(room)),
-        "raise the limit, or take less of it (--ring 8M)");
+    return fail(refusal(
+        {"mover-memory",
+         Severity::kRed,
+         {},
+         fmt::format("{} of host memory to copy through (--ring){} do not fit under the memory "
+                     "limit of {} ({}, of which {} are free)",
+                     format_bytes(ours),
+                     others == 0 ? "" : fmt::format(", besides {} to come,", format_bytes(others)),
+                     cgroup.directory, format_bytes(cgroup.limit), format_bytes(room)),
+         "raise the limit, or take less of it (--ring 8M)"}));
   }
   return {};
 }

@@ -173,6 +173,8 @@ answered() {
   target_goes_on
   done_by suspend "$TARGET"
   answered restore:error=1 resume 8 not-supported "CUDA IPC"
+  STASIS_SIM_FAULTS="restore:error=1" capture stasis resume "$TARGET" --json
+  assert_equal "$(json '[(o["id"], o["pid"]) for o in d["error"]["obstacles"]]')" "[('shared-gpu-memory', $TARGET)]" "$out"
   answered restore:error=2 resume 11 out-of-gpu-memory "not enough GPU memory"
   answered restore:error=100 resume 11 gpu-mismatch "sees no GPU"
   answered restore:error=304 resume 8 driver-error "earlier restore"

@@ -144,6 +144,8 @@ END
   went driver
   refused_by 8 not-supported "${within[@]}" suspend "$TARGET" --path direct
   assert_contains "$err" "--ring 8M"
+  capture "${within[@]}" suspend "$TARGET" --path direct --json
+  assert_equal "$(json '[(o["id"], o["pid"]) for o in d["error"]["obstacles"]]')" "[('mover-memory', 0)]" "$out"
   target_goes_on
   capture "${within[@]}" suspend "$TARGET" --ring 8M --json
   went direct
