@@ -110,7 +110,20 @@ Result<void> wait_for_end(const Holder& before, const std::function<bool()>& sto
               fmt::format("end it with `kill -9 {}`, then start again", before.init.pid.value));
 }
 
+// A run that was refused removes the lock that it has made, maybe between our open and our flock.
+bool is_lock_of(const UniqueFd& dir, const struct stat& lock) {
+  struct stat named {};
+  return ::fstatat(dir.get(), kLock, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         named.st_dev == lock.st_dev && named.st_ino == lock.st_ino;
+}
+
 }  // namespace
+
+Images::~Images() {
+  if (!dir_.valid()) return;
+  if (made_lock_) (void)::unlinkat(dir_.get(), kLock, 0);
+  if (made_folder_ && check_place()) (void)::rmdir(path_.c_str());
+}
 
 Result<Images> Images::open(const std::string& dir, const std::function<bool()>& stop) {
   Images images;
@@ -118,7 +131,8 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   images.path_ = std::filesystem::absolute(dir, none).lexically_normal().string();
   while (images.path_.size() > 1 && images.path_.back() == '/')
     images.path_.pop_back();
-  if (::mkdir(images.path_.c_str(), 0700) != 0 && errno != EEXIST) {
+  images.made_folder_ = ::mkdir(images.path_.c_str(), 0700) == 0;
+  if (!images.made_folder_ && errno != EEXIST) {
     Error error = errno_error("cannot make the directory " + images.path_, errno);
     error.remedy = "name one whose parent exists and may be written";
     return fail(std::move(error));
@@ -132,7 +146,10 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
   images.dir_ = std::move(*opened);
   STASIS_TRY_ASSIGN(images.id_, folder_id(images.dir_));
   // Not waiting for another user who has taken a lease on it.
-  auto lock = open_file(images.dir_.get(), kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
+  constexpr int kLockFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK;
+  auto lock = open_file(images.dir_.get(), kLock, kLockFlags | O_EXCL, 0600);
+  const bool makes_lock = lock.has_value();
+  if (!makes_lock) lock = open_file(images.dir_.get(), kLock, kLockFlags, 0600);
   if (!lock) return not_writable(std::move(lock.error()).within("locking " + images.path_));
   images.lock_ = std::move(*lock);
   struct stat kind {};
@@ -156,6 +173,8 @@ Result<Images> Images::open(const std::string& dir, const std::function<bool()>&
                 fmt::format("the job of {} is run by another `stasis run`{}", images.path_, who),
                 "wait for its end, or give each job a directory of its own");
   }
+  if (!is_lock_of(images.dir_, kind)) return open(dir, stop);
+  images.made_lock_ = makes_lock;
   STASIS_TRY(wait_for_end(before, stop));
   auto written =
       write_holder(images.lock_, images.path_ + "/lock", {host_name(), Pid{::getpid()}, {}});

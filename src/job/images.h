@@ -23,6 +23,12 @@ class Images {
   // kTimeout if the init that a killed supervisor has left behind does not end; kInterrupted if
   // `stop`, which may be empty, returns true before that.
   static Result<Images> open(const std::string& dir, const std::function<bool()>& stop = {});
+  // Removes the directory and the lock if open() made them, unless keep() was called.
+  ~Images();
+  Images(Images&&) noexcept = default;
+  Images& operator=(Images&&) = delete;
+  // A job has begun.
+  void keep() { made_folder_ = made_lock_ = false; }
 
   const std::string& path() const { return path_; }
   // Where another user can give the images, or a folder on the way to them, another name, or put
@@ -77,6 +83,8 @@ class Images {
   std::string id_;
   UniqueFd dir_;
   UniqueFd lock_;
+  bool made_folder_ = false;
+  bool made_lock_ = false;
   std::set<int> damaged_;
 };
 

@@ -63,6 +63,25 @@ TEST_F(JobImages, WhatOthersMayHaveWrittenIntoTheLockNamesNoProcess) {
               ::testing::Not(::testing::HasSubstr(std::to_string(::getpid()))));
 }
 
+TEST_F(JobImages, WhatTheyMadeGoesUnlessAJobHasBegun) {
+  { const auto images = Images::open(dir()); }
+  EXPECT_FALSE(fs::exists(dir()));
+  fs::create_directory(dir());
+  { const auto images = Images::open(dir()); }
+  EXPECT_TRUE(fs::exists(dir())) << "made by another";
+  EXPECT_FALSE(has("lock"));
+  {
+    auto images = Images::open(dir());
+    ASSERT_TRUE(images) << images.error().to_string();
+    EXPECT_FALSE(Images::open(dir()));
+    EXPECT_TRUE(has("lock")) << "removed by one that was refused";
+    images->keep();
+  }
+  EXPECT_TRUE(has("lock"));
+  { const auto images = Images::open(dir()); }
+  EXPECT_TRUE(has("lock")) << "made by an earlier run";
+}
+
 TEST_F(JobImages, WhoElseMayRenameThemIsKnown) {
   auto images = Images::open(dir());
   ASSERT_TRUE(images) << images.error().to_string();

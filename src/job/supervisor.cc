@@ -245,6 +245,7 @@ Result<void> Supervisor::on_not_started(const NotStarted& not_started) {
 
 Result<void> Supervisor::on_started(const Started& started) {
   if (options_.on_begin) options_.on_begin();
+  images_.keep();
   if (auto named = job_->name_root(started.root); !named)
     tell_("the job will not be found by its name: " + named.error().to_string());
   STASIS_TRY(job_->connect_terminal(started.terminal));

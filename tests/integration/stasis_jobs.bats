@@ -577,7 +577,11 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
     refused_by 5 not-permitted setpriv --bounding-set=-$right --inh-caps=-$right "${run[@]}" -- "${program[@]}"
     assert_contains "$err" "CAP_${right^^}"
   done
-  [[ ! -e $BATS_TEST_TMPDIR/started ]]
+  [[ ! -e $BATS_TEST_TMPDIR/started && ! -e $images ]]
+  # Nor is anything left in a directory that was there.
+  mkdir "$images"
+  refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" -- "${program[@]}"
+  rmdir "$images"
   local lack
   for lack in weak no_criu no_state; do
     local -n without=$lack
@@ -726,6 +730,9 @@ shows_what_it_gets_back() {
   capture timeout 60 stasis run --name trainer -- true
   assert_equal "$status" 7
   assert_contains "$err" "another job has the name trainer"
+  capture timeout 60 stasis run --name trainer --images-dir "$images-other" -- true
+  assert_equal "$status" 7
+  [[ ! -e $images-other ]]
   # A dump that ends it comes to its own end, though the job's namespace goes with the job.
   done_by dump trainer --images-dir "$image-last"
   assert_contains "$out" "it has ended"
