@@ -16,26 +16,6 @@ end_doctor() {
   [[ ! -e $BATS_TEST_TMPDIR/huge-pages ]] || cat "$BATS_TEST_TMPDIR/huge-pages" >/proc/sys/vm/nr_hugepages
 }
 
-# start_with PYTHON: a tree of a CUDA process and a Python program that has done this.
-start_with() {
-  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
-  cat >"$BATS_TEST_TMPDIR/hold.py" <<END
-import ctypes, fcntl, os, socket, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-folder = sys.argv[1]
-$1
-open(folder + "/ready", "w").close()
-time.sleep(300)
-END
-  # shellcheck disable=SC2016
-  (exec_on_gpu setsid bash -c 'stasis-workload memory --size 1M --status "$1/status" & python3 "$1/hold.py" "$1" & wait' \
-    bash "$BATS_TEST_TMPDIR") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-  wait_until 60 test -e "$BATS_TEST_TMPDIR/ready"
-}
-
 # lights ID: of the findings about the processes that have this id, in a line.
 lights() { json "' '.join(f['light'] for f in d['processes'] if f['id'] == '$1')"; }
 
@@ -61,9 +41,9 @@ unharmed() {
   nothing_left
 }
 
-# start_cases: the same with a child for each function case_NAME of PYTHON, which is called NAME, has a
-# session of its own and has done what its function says. One that raises is left out. Their numbers
-# are those of the files "pid-NAME".
+# start_cases PYTHON: what start_with starts, with a child for each function case_NAME of PYTHON, which is
+# called NAME, has a session of its own and has done what its function says. One that raises is left
+# out. Their numbers are those of the files "pid-NAME".
 start_cases() {
   start_with "libc.mmap.restype = ctypes.c_void_p
 libc.syscall.restype = ctypes.c_long

@@ -232,6 +232,28 @@ start_tree() {
   at_end_kill "${CHILDREN[@]}"
 }
 
+# start_with PYTHON: below TARGET a CUDA process and a Python program that has done this. Sets CHILDREN.
+start_with() {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
+  cat >"$BATS_TEST_TMPDIR/hold.py" <<END
+import ctypes, fcntl, os, socket, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+folder = sys.argv[1]
+$1
+open(folder + "/ready", "w").close()
+time.sleep(300)
+END
+  # shellcheck disable=SC2016
+  (exec_on_gpu setsid bash -c 'stasis-workload memory --size 1M --status "$1/status" & python3 "$1/hold.py" "$1" & wait' \
+    bash "$BATS_TEST_TMPDIR") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  wait_until 60 test -e "$BATS_TEST_TMPDIR/ready"
+  mapfile -t CHILDREN < <(children_of "$TARGET")
+  at_end_kill "${CHILDREN[@]}"
+}
+
 # start_script FILE ARGUMENT...: a program of this folder as TARGET, which gets the status file and ARGUMENT, and says
 # what is wrong before it ends. BEFORE: words before the program's.
 start_script() {

@@ -17,29 +17,6 @@ teardown() {
   ip address del 10.99.0.2/32 dev lo 2>/dev/null || true
 }
 
-# start_python PYTHON: a CUDA process below a Python program that has done this, and then goes on as
-# `again()` says, once in the file "go".
-start_python() {
-  TARGET_STATUS=$BATS_TEST_TMPDIR/status TARGET_LOG=$BATS_TEST_TMPDIR/log
-  cat >"$BATS_TEST_TMPDIR/hold.py" <<END
-import ctypes, os, socket, struct, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-folder = sys.argv[1]
-$1
-open(folder + "/ready", "w").close()
-time.sleep(300)
-END
-  # shellcheck disable=SC2016
-  (exec_on_gpu setsid bash -c 'stasis-workload idle --status "$1/status" & python3 "$1/hold.py" "$1" & wait' \
-    bash "$BATS_TEST_TMPDIR") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
-  TARGET=$!
-  echo "$TARGET" >>"$targets"
-  wait_until 60 target_is_up
-  wait_until 60 test -e "$BATS_TEST_TMPDIR/ready"
-  mapfile -t CHILDREN < <(children_of "$TARGET")
-  at_end_kill "${CHILDREN[@]}"
-}
-
 @test "every option of a socket, and its multicast groups, are as they were, also of a process without CUDA" {
   start_target sockets
   mapfile -t CHILDREN < <(children_of "$TARGET")
@@ -71,7 +48,7 @@ END
 }
 
 @test "what an image cannot hold is said at the dump, in words, in JSON and by inspect" {
-  start_python 'keep = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
+  start_with 'keep = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
 keep[0].bind(("127.0.0.1", 0)); keep[1][0].send(b"kept")
 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", keep[0].getsockname())
 events = libc.inotify_init1(0); libc.inotify_add_watch(events, folder.encode(), 0x100)
@@ -121,7 +98,7 @@ m["socket_state"]["sockets"].append({**one, "descriptor": 1, "memberships": []})
 @test "the address that a job listens on is not here: said before anything is made, and by inspect" {
   : >"$BATS_TEST_TMPDIR/address"
   ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
-  start_python 'a = socket.create_server(("10.99.0.1", 0)); b = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); b.bind(("10.99.0.1", 0))
+  start_with 'a = socket.create_server(("10.99.0.1", 0)); b = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); b.bind(("10.99.0.1", 0))
 c = socket.create_server(("127.0.0.1", 0)); d = socket.create_server(("0.0.0.0", 0))'
   dump_it
   ip address del 10.99.0.1/32 dev lo
@@ -137,7 +114,7 @@ c = socket.create_server(("127.0.0.1", 0)); d = socket.create_server(("0.0.0.0",
 }
 
 @test "what may be bound to an address that is not here (IP_FREEBIND, IP_TRANSPARENT) comes back where none is" {
-  start_python 'def bound(address, kind, level, option):
+  start_with 'def bound(address, kind, level, option):
     s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
     s.setsockopt(level, option, 1); s.bind((address, 0))
     if kind == socket.SOCK_STREAM: s.listen(3)
@@ -163,7 +140,7 @@ signal.signal(signal.SIGUSR1, tell)'
 }
 
 @test "mode and owner of a socket are as they were" {
-  start_python 'pair = socket.socketpair(); keep = [socket.create_server(("127.0.0.1", 0)), pair[0], pair[1], socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+  start_with 'pair = socket.socketpair(); keep = [socket.create_server(("127.0.0.1", 0)), pair[0], pair[1], socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
 os.fchmod(keep[0].fileno(), 0o640); os.fchown(keep[1].fileno(), 12, 34)
 def looks(): return [(one.st_mode, one.st_uid, one.st_gid) for one in (os.fstat(s.fileno()) for s in keep)]
 before = looks()
@@ -182,7 +159,7 @@ signal.signal(signal.SIGUSR1, tell)'
 @test "the address of a connection is not here, and need not be with --tcp-close" {
   : >"$BATS_TEST_TMPDIR/address"
   ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
-  start_python 'a = socket.create_server(("0.0.0.0", 0)); b = socket.create_connection(("10.99.0.1", a.getsockname()[1])); c, _ = a.accept()'
+  start_with 'a = socket.create_server(("0.0.0.0", 0)); b = socket.create_connection(("10.99.0.1", a.getsockname()[1])); c, _ = a.accept()'
   dump_it --tcp-established --network-lock skip
   ip address del 10.99.0.1/32 dev lo
   refused 9 criu-failed restore --images-dir "$image" --detach
@@ -196,7 +173,7 @@ signal.signal(signal.SIGUSR1, tell)'
   local port
   : >"$BATS_TEST_TMPDIR/address"
   ip address add 10.99.0.1/32 dev lo || skip "no address can be added"
-  start_python 'server = socket.create_server(("10.99.0.1", 0))
+  start_with 'server = socket.create_server(("10.99.0.1", 0))
 six = socket.create_server(("::ffff:10.99.0.1", 0), family=socket.AF_INET6, dualstack_ipv6=True)
 datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); datagrams.bind(("10.99.0.1", 0))
 every = socket.create_server(("0.0.0.0", 0))
@@ -245,7 +222,7 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
 }
 
 @test "connections of a job's processes with each other are kept without an option, and carry on" {
-  start_python 'server = socket.create_server(("127.0.0.1", 0))
+  start_with 'server = socket.create_server(("127.0.0.1", 0))
 def echo():
     one = socket.create_connection(server.getsockname())
     while True: one.sendall(one.recv(100).upper())
@@ -275,7 +252,7 @@ import threading; threading.Thread(target=rounds, daemon=True).start()'
 
 # start_connecting ADDRESS: a program that connects there, in the middle of a dump (the tool has stopped).
 start_connecting() {
-  start_python 'server = socket.create_server(("127.0.0.1", 0))
+  start_with 'server = socket.create_server(("127.0.0.1", 0))
 def connect():
     while not os.path.exists(folder + "/connect"): time.sleep(0.01)
     globals()["one"] = socket.create_connection('"$1"')
@@ -325,7 +302,7 @@ time.sleep(300)' >"$BATS_TEST_TMPDIR/port" 3>&- &
 }
 
 @test "sockets whose connection was reset or refused, and that are still open, keep no image from being restored" {
-  start_python 'server = socket.create_server(("127.0.0.1", 0))
+  start_with 'server = socket.create_server(("127.0.0.1", 0))
 reset, cut = socket.create_connection(server.getsockname()), server.accept()[0]
 cut.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)); cut.close()
 address = server.getsockname(); server.close()
@@ -348,7 +325,7 @@ while state(reset) != 7: time.sleep(.01)  # TCP_CLOSE'
 
 # The program accepts once a dump's directory has come and gone: then one try has failed.
 @test "a dump that meets a connection just being opened is tried again" {
-  IMAGES="$BATS_TEST_TMPDIR" start_python 'server = socket.create_server(("127.0.0.1", 0))
+  IMAGES="$BATS_TEST_TMPDIR" start_with 'server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname())
 def accept():
     tried = lambda: [name for name in os.listdir(folder) if name.startswith("image")]
@@ -365,7 +342,7 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
 }
 
 @test "a connection that is never accepted is told, and the program runs on" {
-  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname())'
+  start_with 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname())'
   refused 7 busy dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "has not accepted all that were made, which CRIU cannot dump: 1 by descriptor"
   refused 7 busy dump "$TARGET" --images-dir "$image" --ignore-undumpable
@@ -375,7 +352,7 @@ import threading; threading.Thread(target=accept, daemon=True).start()'
 }
 
 @test "a connection to a unix socket that was closed before it is accepted is told, and the program runs on" {
-  start_python 'server = socket.socket(socket.AF_UNIX); server.bind(folder + "/name"); server.listen()
+  start_with 'server = socket.socket(socket.AF_UNIX); server.bind(folder + "/name"); server.listen()
 client = socket.socket(socket.AF_UNIX); client.connect(folder + "/name"); client.close()'
   refused 7 busy dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "a connection to a unix socket was closed before the program has accepted it"
@@ -383,7 +360,7 @@ client = socket.socket(socket.AF_UNIX); client.connect(folder + "/name"); client
 }
 
 @test "the other end of a pipe that is under way is no process outside: the dump waits until it is received" {
-  start_python 'here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); end, pipe = os.pipe()
+  start_with 'here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); end, pipe = os.pipe()
 socket.send_fds(here, [b"x"], [end]); os.close(end); os.write(pipe, b"in the pipe")
 def receive():
     while not os.path.exists(folder + "/go"): time.sleep(.02)
@@ -415,7 +392,7 @@ unnamed|os.open(folder, os.O_RDWR + os.O_TMPFILE)|0|b"x"|one of O_TMPFILE
 many|os.open("/dev/null", 0)|count = 253|b"x"|more than 251 others in its message
 empty|os.open("/dev/null", 0)|0|b""|with an empty message'
   while IFS='|' read -r name make act bytes what; do
-    start_python "import fcntl
+    start_with "import fcntl
 here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); count = 1; one = $make; $act
 here.send(b'first'); socket.send_fds(here, [$bytes], [one] * count); os.close(one)
 def receive():
@@ -434,7 +411,7 @@ import threading; threading.Thread(target=receive, daemon=True).start()"
 }
 
 @test "memory under way in a unix socket that a process outside has too makes a dump wait until it ends" {
-  start_python 'import mmap
+  start_with 'import mmap
 here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 memory = libc.memfd_create(b"both", 0); os.write(memory, b"1")
 if os.fork() == 0:
@@ -454,7 +431,7 @@ socket.send_fds(here, [b"x"], [memory]); os.close(memory)'
 }
 
 @test "an epoll that watches what only another process still has is told, and the program runs on" {
-  start_python 'import select
+  start_with 'import select
 events = select.epoll(); end, pipe = os.pipe(); events.register(end)
 if os.fork() == 0: libc.prctl(1, 9); time.sleep(300)
 os.close(end)'
@@ -475,13 +452,13 @@ os.close(end)'
 }
 
 @test "what CRIU leaves out behind an urgent byte or an empty message is not lost without a word" {
-  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); urgent, _ = server.accept()
+  start_with 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); urgent, _ = server.accept()
 client.send(b"abc"); client.send(b"u", socket.MSG_OOB); client.send(b"def"); time.sleep(.1)'
   refused 7 busy dump "$TARGET" --images-dir "$image"
   assert_contains "$err" "an urgent byte (MSG_OOB) not yet read, behind which CRIU reads nothing"
   end_targets
   rm "$BATS_TEST_TMPDIR/ready"
-  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); urgent, _ = server.accept()
+  start_with 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); urgent, _ = server.accept()
 client.send(b"abc"); client.send(b"u", socket.MSG_OOB); client.send(b"def"); time.sleep(.1)
 urgent.recv(1, socket.MSG_OOB)'
   refused 7 busy dump "$TARGET" --images-dir "$image"
@@ -494,7 +471,7 @@ urgent.recv(1, socket.MSG_OOB)'
   end_targets
   rm "$BATS_TEST_TMPDIR/ready"
   # CRIU saves what is behind an empty one that has others in front of it when it comes there again.
-  start_python 'here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+  start_with 'here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 for message in (b"a", b"", b"b"): here.send(message)
 def read():
     while not os.path.exists(folder + "/go"): time.sleep(.02)
@@ -512,7 +489,7 @@ threading.Thread(target=read, daemon=True).start()'
 
 @test "datagrams that come from outside while a dump is made are not taken for torn" {
   local name=$BATS_TEST_TMPDIR/datagrams sender
-  start_python "open_to_all = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); open_to_all.bind('$name')"
+  start_with "open_to_all = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); open_to_all.bind('$name')"
   python3 -IS -c 'import socket, sys, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.setblocking(False)
 while True:
@@ -534,7 +511,7 @@ while True:
   ip link set "$name" up
   ip link set "${name}b" up
   ip -6 address add fe80::99:1/64 dev "$name" nodad || skip "no IPv6 here"
-  start_python "where = ('fe80::99:1', 0, 0, socket.if_nametoindex('$name'))
+  start_with "where = ('fe80::99:1', 0, 0, socket.if_nametoindex('$name'))
 def listens(): s = socket.socket(socket.AF_INET6); s.bind(where); s.listen(); return s
 server, bound = listens(), socket.socket(socket.AF_INET6); bound.bind(where)
 if os.fork():
@@ -553,7 +530,7 @@ if os.fork():
 
 @test "a TCP connection that is peeked at from an offset is dumped when its data is read" {
   python3 -IS -c 'import socket; socket.socket().setsockopt(socket.SOL_SOCKET, 42, 0)' || skip "no SO_PEEK_OFF of TCP here"
-  start_python 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); peeks, _ = server.accept()
+  start_with 'server = socket.create_server(("127.0.0.1", 0)); client = socket.create_connection(server.getsockname()); peeks, _ = server.accept()
 peeks.setsockopt(socket.SOL_SOCKET, 42, 0); client.send(b"abc"); assert peeks.recv(1, socket.MSG_PEEK) == b"a"
 def read():
     while not os.path.exists(folder + "/go"): time.sleep(.02)
@@ -573,7 +550,7 @@ import threading; threading.Thread(target=read, daemon=True).start()'
 }
 
 @test "what CRIU sets of connections, of TCP and of netlink, is as it was" {
-  start_python 'server = socket.create_server(("127.0.0.1", 0)); one = socket.create_connection(server.getsockname()); two, _ = server.accept()
+  start_with 'server = socket.create_server(("127.0.0.1", 0)); one = socket.create_connection(server.getsockname()); two, _ = server.accept()
 shut = socket.create_connection(server.getsockname()); other, _ = server.accept(); other.shutdown(1); shut.shutdown(1)
 kept = socket.create_connection(server.getsockname()); kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); last, _ = server.accept()
 route = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); route.bind((0, 0)); route.connect((0, 0))
@@ -598,7 +575,7 @@ threading.Thread(target=look, daemon=True).start()'
 }
 
 @test "names of senders, closed peers and empty messages of unix sockets are not lost without a word" {
-  start_python 'os.chdir(folder); AF, D = socket.AF_UNIX, socket.SOCK_DGRAM
+  start_with 'os.chdir(folder); AF, D = socket.AF_UNIX, socket.SOCK_DGRAM
 def bound(name): s = socket.socket(AF, D); s.bind(name); return s
 gets, sends = bound("gets"), bound("sends"); sends.sendto(b"one", "gets")
 nameless = socket.socket(AF, D); other = bound("other"); nameless.sendto(b"one", "other")
@@ -612,7 +589,7 @@ behind = bound("behind"); [nameless.sendto(m, "behind") for m in (b"a", b"", b"b
   assert_equal "$(grep -o 'names of the senders\|that the peer of' <<<"$err" | wc -l)" 2
   end_targets
   rm -r "$BATS_TEST_TMPDIR/ready" "$image"
-  start_python 'name = folder + "/name"; first = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); first.bind(name)
+  start_with 'name = folder + "/name"; first = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); first.bind(name)
 sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.sendto(b"", name); sender.sendto(b"lost", name)
 shut, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); end.close()
 def read():
@@ -626,7 +603,7 @@ import threading; threading.Thread(target=read, daemon=True).start()'
 }
 
 @test "what a restore forgets of errors, numbers and descriptors under way is said" {
-  start_python 'refused = socket.socket(); refused.setblocking(False)
+  start_with 'refused = socket.socket(); refused.setblocking(False)
 try: refused.connect(("127.0.0.1", 1))
 except BlockingIOError: pass
 time.sleep(.1)
@@ -644,7 +621,7 @@ one.send(b"ab"); socket.send_fds(one, [b"cd"], [os.open("/dev/null", os.O_RDONLY
   target_goes_on
   end_targets
   rm "$BATS_TEST_TMPDIR/ready"
-  start_python 'reset, other = socket.socketpair(); reset.send(b"unread"); other.send(b"x"); other.close()'
+  start_with 'reset, other = socket.socketpair(); reset.send(b"unread"); other.send(b"x"); other.close()'
   refused 7 busy dump "$TARGET" --images-dir "$image-2"
   assert_contains "$err" "unix sockets with an error not yet read"
 }
