@@ -51,17 +51,11 @@ json check_json(const RestoreCheckInfo& info) {
   return {{"id", info.id}, {"meaning", info.meaning}};
 }
 
-// The number of an answer of the driver, by CUDA's name of it in upper case.
-std::optional<int> number_of_answer(std::string_view name) {
-  constexpr std::pair<std::string_view, int> kNames[] = {
+constexpr std::pair<std::string_view, int> kDriverNames[] = {
 #define STASIS_CUDA_RESULT(name, number) {#name, number},
 #include "abi/cuda_results.inc"
 #undef STASIS_CUDA_RESULT
-  };
-  for (const auto& [known, number] : kNames)
-    if (known == name && number != 0) return number;
-  return std::nullopt;
-}
+};
 
 template <typename Entry>
 json all_of(std::span<const Entry> entries, json (*to_json)(const Entry&)) {
@@ -116,9 +110,42 @@ std::string meaning_for_run(int status) {
                      status - kSignal == SIGKILL ? ", or `stasis dump` did" : "");
 }
 
+struct Explanation {
+  json found = json::array();  // empty: nothing is known
+  std::string text;
+
+  void add(json one, const std::string& lines) {
+    found.push_back(std::move(one));
+    text += (text.empty() ? "" : "\n") + lines;
+  }
+};
+
+// An error, an obstacle or a check.
+Explanation about_id(std::string_view id) {
+  Explanation about;
+  for (const ErrorInfo& info : error_catalogue()) {
+    if (info.name != id) continue;
+    about.add(error_json(info), details(info));
+    return about;
+  }
+  for (const ObstacleInfo& info : kObstacles) {
+    if (info.id != id) continue;
+    about.add(obstacle_json(info), fmt::format("{}\n  what      {}", info.id, info.meaning));
+    return about;
+  }
+  for (const RestoreCheckInfo& info : kRestoreChecks) {
+    if (info.id != id) continue;
+    about.add(check_json(info),
+              fmt::format("{}\n  what      a check of `stasis inspect` and restore: {}", info.id,
+                          info.meaning));
+    return about;
+  }
+  return about;
+}
+
 // An answer of the driver, for each call that it means something else at.
-json about_answer(int number, std::string_view asked, std::string& text) {
-  json found = json::array();
+Explanation about_answer(int number, std::string_view asked) {
+  Explanation about;
   const auto tell = [&](const DriverAnswer& answer) {
     const auto words = [](std::string_view form) {
       return fmt::format(fmt::runtime(form), fmt::arg("pid", "PID"), fmt::arg("action", "CALL"));
@@ -126,120 +153,109 @@ json about_answer(int number, std::string_view asked, std::string& text) {
     json one = answer_json(answer);
     one["meaning"] = words(answer.meaning);
     one["remedy"] = words(answer.remedy);
-    text += fmt::format("{}{} of the driver{}: {}\n  what      {}\n  remedy    {}",
-                        text.empty() ? "" : "\n", asked,
-                        answer.action ? fmt::format(" at {}", action_name(*answer.action)) : "",
-                        error_code_name(answer.code), words(answer.meaning), words(answer.remedy));
-    found.push_back(std::move(one));
+    about.add(
+        std::move(one),
+        fmt::format("{} of the driver{}: {}\n  what      {}\n  remedy    {}", asked,
+                    answer.action ? fmt::format(" at {}", action_name(*answer.action)) : "",
+                    error_code_name(answer.code), words(answer.meaning), words(answer.remedy)));
   };
   const auto answers = driver_answers();
   for (const DriverAnswer& answer : answers)
     if (answer.number == number) tell(answer);
-  if (found.empty()) tell(answers.back());
-  return found;
+  if (about.found.empty()) tell(answers.back());
+  return about;
+}
+
+// An answer of the driver by CUDA's name of it, in any case of letters.
+Explanation about_named_answer(const std::string& name) {
+  const std::string lower = CLI::detail::to_lower(name);
+  for (const auto& [known, number] : kDriverNames) {
+    if (number != 0 && CLI::detail::to_lower(std::string(known)) == lower)
+      return about_answer(number, known);
+  }
+  return {};
 }
 
 // What a number can be: an answer of the driver, and an exit status of ours.
-json about_number(int number, std::string& text) {
-  json found = json::array();
-  if (number > 0) found = about_answer(number, std::to_string(number), text);
+Explanation about_number(int number) {
+  Explanation about;
+  if (number > 0) about = about_answer(number, std::to_string(number));
   std::string codes;
   for (const ErrorInfo& info : error_catalogue()) {
     if (info.exit_status != number) continue;
     codes += fmt::format("\n  {:<22} {}", info.name, info.meaning);
-    found.push_back(error_json(info));
+    about.found.push_back(error_json(info));
   }
   if (!codes.empty())
-    text +=
-        fmt::format("{}{} as an exit status of stasis:{}", text.empty() ? "" : "\n", number, codes);
-  if (const std::string meaning = meaning_for_run(number); !meaning.empty()) {
-    text += fmt::format("{}{} as an exit status of stasis run: {}", text.empty() ? "" : "\n",
-                        number, meaning);
-    found.push_back({{"verb", "run"}, {"exit_status", number}, {"meaning", meaning}});
-  }
-  return found;
+    about.text += fmt::format("{}{} as an exit status of stasis:{}", about.text.empty() ? "" : "\n",
+                              number, codes);
+  if (const std::string meaning = meaning_for_run(number); !meaning.empty())
+    about.add({{"verb", "run"}, {"exit_status", number}, {"meaning", meaning}},
+              fmt::format("{} as an exit status of stasis run: {}", number, meaning));
+  return about;
+}
+
+// A line of CRIU's log, or a log.
+Explanation about_line(const std::string& line) {
+  Explanation about;
+  auto diagnosis = CriuLog::parse(line).diagnosis;
+  if (!diagnosis) diagnosis = diagnose_criu_line(line);
+  if (!diagnosis) return about;
+  about.add(to_json(*diagnosis),
+            fmt::format("{}: {}\n  what      {}\n  remedy    {}", error_code_name(diagnosis->code),
+                        diagnosis->line, diagnosis->meaning, diagnosis->remedy));
+  return about;
+}
+
+// A whole message of ours ends with its code.
+std::string code_of_message(const std::string& what) {
+  const std::size_t bracket = what.rfind(" [");
+  if (bracket == std::string::npos || what.back() != ']') return what;
+  const std::string code = what.substr(bracket + 2, what.size() - bracket - 3);
+  const auto catalogue = error_catalogue();
+  const bool is_code = std::any_of(catalogue.begin(), catalogue.end(),
+                                   [&](const ErrorInfo& info) { return info.name == code; });
+  return is_code ? code : what;
+}
+
+tl::unexpected<Error> unknown_word(const std::string& what) {
+  std::vector<std::string> known;
+  for (const ErrorInfo& info : error_catalogue())
+    known.emplace_back(info.name);
+  for (const ObstacleInfo& info : kObstacles)
+    known.emplace_back(info.id);
+  for (const RestoreCheckInfo& info : kRestoreChecks)
+    known.emplace_back(info.id);
+  return fail(ErrorCode::kUsage,
+              fmt::format("'{}' is unknown{}", what,
+                          did_you_mean(closest(CLI::detail::to_lower(what), known))),
+              "give a code (`stasis explain` lists them), the id of an obstacle or of a check, the "
+              "number or name of an answer of the driver, or a line of CRIU's log");
 }
 
 Result<int> run_explain(Context& context, const std::vector<std::string>& words) {
   if (words.empty()) return list_all(context);
   const std::string said = fmt::format("{}", fmt::join(words, " "));
-  std::string what = CLI::detail::trim_copy(said);
-  // A whole message of ours ends with its code.
-  if (const std::size_t bracket = what.rfind(" [");
-      bracket != std::string::npos && what.back() == ']') {
-    const std::string code = what.substr(bracket + 2, what.size() - bracket - 3);
-    const auto catalogue = error_catalogue();
-    if (std::any_of(catalogue.begin(), catalogue.end(),
-                    [&](const ErrorInfo& info) { return info.name == code; }))
-      what = code;
-  }
-  const auto print_json = [&](json found) {
-    if (context.json) context.print({{"ok", true}, {"found", std::move(found)}});
-    return 0;
-  };
-  for (const ErrorInfo& info : error_catalogue()) {
-    if (info.name != CLI::detail::to_lower(what)) continue;
-    if (!context.json) context.terminal.out_block(details(info));
-    return print_json(json::array({error_json(info)}));
-  }
-  for (const ObstacleInfo& info : kObstacles) {
-    if (info.id != CLI::detail::to_lower(what)) continue;
-    if (!context.json)
-      context.terminal.out_block(fmt::format("{}\n  what      {}", info.id, info.meaning));
-    return print_json(json::array({obstacle_json(info)}));
-  }
-  for (const RestoreCheckInfo& info : kRestoreChecks) {
-    if (info.id != CLI::detail::to_lower(what)) continue;
-    if (!context.json) {
-      context.terminal.out_block(fmt::format(
-          "{}\n  what      a check of `stasis inspect` and restore: {}", info.id, info.meaning));
-    }
-    return print_json(json::array({check_json(info)}));
-  }
-  json found;
-  std::string text;
-  std::string name = what;
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::toupper(c); });
+  const std::string what = code_of_message(CLI::detail::trim_copy(said));
+  Explanation about = about_id(CLI::detail::to_lower(what));
   int number = 0;
   const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);
-  const bool is_number = error == std::errc() && end == what.data() + what.size();
-  if (is_number)
-    found = about_number(number, text);
-  else if (const auto named = number_of_answer(name))
-    found = about_answer(*named, name, text);
-  if (!found.empty()) {
-    if (!context.json) context.terminal.out_block(text);
-    return print_json(std::move(found));
+  if (error == std::errc() && end == what.data() + what.size()) {
+    about = about_number(number);
+    if (about.found.empty()) {
+      return fail(ErrorCode::kUsage,
+                  fmt::format("{} is neither an answer of the driver nor an exit status", number),
+                  "CUDA's documentation has the meaning of each CUresult");
+    }
   }
-  if (is_number) {
-    return fail(ErrorCode::kUsage,
-                fmt::format("{} is neither an answer of the driver nor an exit status", number),
-                "CUDA's documentation has the meaning of each CUresult");
-  }
-  auto diagnosis = CriuLog::parse(what).diagnosis;
-  if (!diagnosis) diagnosis = diagnose_criu_line(what);
-  if (!diagnosis) {
-    std::vector<std::string> known;
-    for (const ErrorInfo& info : error_catalogue())
-      known.emplace_back(info.name);
-    for (const ObstacleInfo& info : kObstacles)
-      known.emplace_back(info.id);
-    for (const RestoreCheckInfo& info : kRestoreChecks)
-      known.emplace_back(info.id);
-    return fail(
-        ErrorCode::kUsage,
-        fmt::format("'{}' is unknown{}", what,
-                    did_you_mean(closest(CLI::detail::to_lower(what), known))),
-        "give a code (`stasis explain` lists them), the id of an obstacle or of a check, the "
-        "number or name of an answer of the driver, or a line of CRIU's log");
-  }
-  if (!context.json) {
-    context.terminal.out_block(fmt::format("{}: {}\n  what      {}\n  remedy    {}",
-                                           error_code_name(diagnosis->code), diagnosis->line,
-                                           diagnosis->meaning, diagnosis->remedy));
-  }
-  return print_json(json::array({to_json(*diagnosis)}));
+  if (about.found.empty()) about = about_named_answer(what);
+  if (about.found.empty()) about = about_line(what);
+  if (about.found.empty()) return unknown_word(what);
+  if (context.json)
+    context.print({{"ok", true}, {"found", std::move(about.found)}});
+  else
+    context.terminal.out_block(about.text);
+  return 0;
 }
 
 }  // namespace
