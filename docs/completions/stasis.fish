@@ -220,7 +220,7 @@ complete -c stasis -n '__stasis_verb doctor' -l driver-timeout -x -d 'the silenc
 complete -c stasis -n '__stasis_verb doctor' -l trace -x -d 'write what is done when into this file, for Perfetto or chrome://tracing'
 complete -c stasis -n '__stasis_verb doctor' -l metrics -x -d 'add what this took to DIR/stasis.prom, for the textfile collector of Prometheus\'s node_exporter'
 complete -c stasis -n '__stasis_verb doctor' -a "(stasis ps -q -t 200 2>/dev/null | awk 'NR > 1 { print \$1 }')"
-complete -c stasis -n __stasis_verb -a explain -d 'say what an error means and what to do: its code, the id of an obstacle or of a check, the number or name of an answer of the driver, or a line of CRIU\'s log'
+complete -c stasis -n __stasis_verb -a explain -d 'say what an error means and what to do: its code, the id of an obstacle or of a check, the number or name of an answer of the driver, also the CUDA runtime\'s name, or a line of CRIU\'s log'
 complete -c stasis -n '__stasis_verb explain' -s h -l help -d 'print this help'
 complete -c stasis -n '__stasis_verb explain' -l json -d 'print one JSON object instead of text'
 complete -c stasis -n '__stasis_verb explain' -s v -l verbose -d 'say more: phases and times'

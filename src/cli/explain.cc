@@ -57,6 +57,35 @@ constexpr std::pair<std::string_view, int> kDriverNames[] = {
 #undef STASIS_CUDA_RESULT
 };
 
+// What the CUDA runtime calls answers of the driver, by the driver's numbers (driver_types.h; since
+// CUDA 10.1 they are the runtime's too). Those that a program whose GPU was saved or taken may see.
+constexpr std::pair<std::string_view, int> kRuntimeNames[] = {
+    {"cudaErrorInvalidValue", 1},
+    {"cudaErrorMemoryAllocation", 2},
+    {"cudaErrorInitializationError", 3},
+    {"cudaErrorCudartUnloading", 4},
+    {"cudaErrorDevicesUnavailable", 46},
+    {"cudaErrorNoDevice", 100},
+    {"cudaErrorInvalidDevice", 101},
+    {"cudaErrorDeviceUninitialized", 201},
+    {"cudaErrorNoKernelImageForDevice", 209},
+    {"cudaErrorECCUncorrectable", 214},
+    {"cudaErrorOperatingSystem", 304},
+    {"cudaErrorInvalidResourceHandle", 400},
+    {"cudaErrorIllegalState", 401},
+    {"cudaErrorNotReady", 600},
+    {"cudaErrorIllegalAddress", 700},
+    {"cudaErrorLaunchTimeout", 702},
+    {"cudaErrorContextIsDestroyed", 709},
+    {"cudaErrorLaunchFailure", 719},
+    {"cudaErrorNotPermitted", 800},
+    {"cudaErrorNotSupported", 801},
+    {"cudaErrorSystemNotReady", 802},
+    {"cudaErrorSystemDriverMismatch", 803},
+    {"cudaErrorMpsConnectionFailed", 805},
+    {"cudaErrorUnknown", 999},
+};
+
 template <typename Entry>
 json all_of(std::span<const Entry> entries, json (*to_json)(const Entry&)) {
   json out = json::array();
@@ -166,14 +195,19 @@ Explanation about_answer(int number, std::string_view asked) {
   return about;
 }
 
-// An answer of the driver by CUDA's name of it, in any case of letters.
+// An answer of the driver by its name, or by the CUDA runtime's, in any case of letters.
 Explanation about_named_answer(const std::string& name) {
   const std::string lower = CLI::detail::to_lower(name);
-  for (const auto& [known, number] : kDriverNames) {
-    if (number != 0 && CLI::detail::to_lower(std::string(known)) == lower)
-      return about_answer(number, known);
-  }
-  return {};
+  const auto is_named = [&](const auto& entry) {
+    return entry.second != 0 && CLI::detail::to_lower(std::string(entry.first)) == lower;
+  };
+  const auto* driver = std::find_if(std::begin(kDriverNames), std::end(kDriverNames), is_named);
+  if (driver != std::end(kDriverNames)) return about_answer(driver->second, driver->first);
+  const auto* runtime = std::find_if(std::begin(kRuntimeNames), std::end(kRuntimeNames), is_named);
+  if (runtime == std::end(kRuntimeNames)) return {};
+  driver = std::find_if(std::begin(kDriverNames), std::end(kDriverNames),
+                        [&](const auto& entry) { return entry.second == runtime->second; });
+  return about_answer(runtime->second, fmt::format("{} ({})", driver->first, runtime->first));
 }
 
 // What a number can be: an answer of the driver, and an exit status of ours.
@@ -265,11 +299,12 @@ Verb add_explain(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "explain",
       "say what an error means and what to do: its code, the id of an obstacle or of a check, "
-      "the number or name of an answer of the driver, or a line of CRIU's log; without any, list "
-      "the codes");
+      "the number or name of an answer of the driver, also the CUDA runtime's name, or a line of "
+      "CRIU's log; without any, list the codes");
   command->add_option(
       "WHAT", *words,
-      "e.g. image-corrupt, 801, CUDA_ERROR_NOT_SUPPORTED, \"Connected TCP socket\"");
+      "e.g. image-corrupt, 801, CUDA_ERROR_NOT_SUPPORTED, cudaErrorMemoryAllocation, \"Connected "
+      "TCP socket\"");
   return {command, [words](Context& context) { return run_explain(context, *words); }, false};
 }
 

@@ -94,6 +94,12 @@ happens() {
   capture stasis explain CUDA_ERROR_ECC_UNCORRECTABLE
   [[ $out == "CUDA_ERROR_ECC_UNCORRECTABLE of the driver: driver-error"* ]]
   refused 2 usage explain CUDA_SUCCESS
+  # And by the CUDA runtime's, whose number is the same.
+  capture stasis explain cudaErrorMemoryAllocation
+  [[ $out == "CUDA_ERROR_OUT_OF_MEMORY (cudaErrorMemoryAllocation) of the driver at checkpoint: out-of-host-memory"*"of the driver: out-of-gpu-memory"* ]]
+  capture stasis explain cudaerrorlaunchfailure --json
+  assert_equal "$(json '[(one["number"], one["code"]) for one in d["found"]]')" "[(0, 'driver-error')]"
+  refused 2 usage explain cudaErrorNoSuchThing
   # One that is not in the table, an exit status of ours, and what is neither.
   capture stasis explain 77
   [[ $out == "77 of the driver: driver-error"*dmesg* ]]
