@@ -114,6 +114,89 @@ Result<void> check_neighbours(Driver& driver, const ProcessTree& tree,
   return {};
 }
 
+// The worker may have to be left behind, so what it uses is its own.
+struct Work {
+  std::shared_ptr<Driver> driver;
+  Pid root;
+  std::vector<GpuPair> pairs;
+  std::set<GpuUuid> targets;
+  std::vector<std::pair<Pid, CudaState>> wanted;
+  std::vector<Pid> all;
+  std::vector<Pid> cuda;
+  std::optional<Journal> journal;
+  std::atomic<bool> entered = false;  // from here on the journal is not the worker's
+  Result<void> result;
+
+  CudaState wanted_of(Pid pid) const {
+    for (const auto& [known, state] : wanted) {
+      if (known == pid) return state;
+    }
+    return CudaState::kRunning;
+  }
+};
+
+// Leaves in the tree what is to be restored, each with the state that it is to have.
+void choose_members(Work& work, ProcessTree& tree) {
+  for (TreeMember& member : tree.members()) {
+    work.all.push_back(member.process.pid());
+    if (!member.initial) continue;
+    work.cuda.push_back(member.process.pid());
+    member.initial = work.wanted_of(member.process.pid());
+  }
+  std::erase_if(tree.members(),
+                [](const TreeMember& m) { return m.initial == CudaState::kCheckpointed; });
+}
+
+void enter_into_journal(Work& work, const ProcessTree& tree) {
+  auto begun =
+      Journal::begin({Operation::kCriuRestore, work.root, {}, {}, journal_targets(tree.members())});
+  if (begun) {
+    work.journal.emplace(std::move(*begun));
+    work.entered = true;
+  } else {
+    log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
+                begun.error().message);
+  }
+}
+
+// What this takes is not to be what another operation has found.
+Result<void> restore_in_held_room(const Work& work, ProcessTree& tree) {
+  NoProgress quiet;
+  const Interrupt never;
+  const auto room = GpuRoom::hold(work.targets, {never, {}, std::chrono::seconds(20)});
+  const auto neighbours = HeldNeighbours::hold_if_possible(
+      {*work.driver, never, quiet, log_warning}, tree.infos(), work.targets, kNeighbourTime);
+  return tree.restore(work.pairs, quiet);
+}
+
+Result<void> bring_to_wanted_states(ProcessTree& tree) {
+  for (TreeMember& member : tree.members()) {
+    if (!member.initial || !member.process.alive()) continue;
+    STASIS_TRY(member.process.bring_to(*member.initial));
+    STASIS_TRY_ASSIGN(auto now, member.process.state());
+    if (now != *member.initial) {
+      return fail(ErrorCode::kWrongState,
+                  fmt::format("process {} is {} and should be {}", member.process.pid().value,
+                              cuda_state_name(now), cuda_state_name(*member.initial)),
+                  "see `dmesg` for messages of the NVIDIA driver");
+    }
+  }
+  return {};
+}
+
+Result<void> restore_tree(Work& work) {
+  STASIS_TRY_ASSIGN(auto tree, ProcessTree::open(*work.driver, work.root));
+  // Nothing is undone: if it cannot be done, the processes go.
+  tree.dismiss();
+  choose_members(work, tree);
+  if (tree.members().empty() || tree.cuda_count() == 0) return {};
+  STASIS_TRY(check_neighbours(*work.driver, tree, work.targets));
+  enter_into_journal(work, tree);
+  STASIS_TRY(restore_in_held_room(work, tree));
+  STASIS_TRY(bring_to_wanted_states(tree));
+  return take_unrestorable_back(*work.driver, tree);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RestoreSession>> RestoreSession::begin(std::shared_ptr<Driver> driver,
@@ -211,80 +294,18 @@ int RestoreSession::resume(Pid pid) {
 Result<void> RestoreSession::resume_tree(Pid root) {
   known_.push_back(root);
   STASIS_TRY_ASSIGN(auto awake, wake_tree(*driver_, root, Acting::kDriverAndAgents));
-  // The worker may have to be left behind, so what it uses is its own.
-  struct Work {
-    std::shared_ptr<Driver> driver;
-    std::vector<GpuPair> pairs;
-    std::set<GpuUuid> targets;
-    std::vector<Pid> all;
-    std::vector<Pid> cuda;
-    std::optional<Journal> journal;
-    std::atomic<bool> entered = false;  // from here on the journal is not the worker's
-    Result<void> result;
-  };
   const auto work = std::make_shared<Work>();
   work->driver = driver_;
+  work->root = root;
   work->pairs = pairs_;
   work->targets = targets_;
-  std::vector<std::pair<Pid, CudaState>> wanted_states;
   if (auto tree = proc::ProcFs().tree(root)) {
     for (const proc::ProcessInfo& info : *tree)
-      wanted_states.emplace_back(info.pid, wanted(info.pid));
+      work->wanted.emplace_back(info.pid, wanted(info.pid));
   }
-  const auto act = [work, root, wanted_states]() -> Result<void> {
-    NoProgress quiet;
-    STASIS_TRY_ASSIGN(auto tree, ProcessTree::open(*work->driver, root));
-    const auto state_wanted = [&](Pid pid) {
-      for (const auto& [known, state] : wanted_states) {
-        if (known == pid) return state;
-      }
-      return CudaState::kRunning;
-    };
-    // Nothing is undone: if it cannot be done, the processes go.
-    tree.dismiss();
-    for (TreeMember& member : tree.members()) {
-      work->all.push_back(member.process.pid());
-      if (!member.initial) continue;
-      work->cuda.push_back(member.process.pid());
-      member.initial = state_wanted(member.process.pid());
-    }
-    std::erase_if(tree.members(),
-                  [](const TreeMember& m) { return m.initial == CudaState::kCheckpointed; });
-    if (tree.members().empty() || tree.cuda_count() == 0) return {};
-    STASIS_TRY(check_neighbours(*work->driver, tree, work->targets));
-    auto begun =
-        Journal::begin({Operation::kCriuRestore, root, {}, {}, journal_targets(tree.members())});
-    if (begun) {
-      work->journal.emplace(std::move(*begun));
-      work->entered = true;
-    } else {
-      log_warning("if criu is killed now, `stasis recover --all` will not know of it: " +
-                  begun.error().message);
-    }
-    {
-      // What this takes is not to be what another operation has found.
-      const Interrupt never;
-      const auto room = GpuRoom::hold(work->targets, {never, {}, std::chrono::seconds(20)});
-      const auto neighbours = HeldNeighbours::hold_if_possible(
-          {*work->driver, never, quiet, log_warning}, tree.infos(), work->targets, kNeighbourTime);
-      STASIS_TRY(tree.restore(work->pairs, quiet));
-    }
-    for (TreeMember& member : tree.members()) {
-      if (!member.initial || !member.process.alive()) continue;
-      STASIS_TRY(member.process.bring_to(*member.initial));
-      STASIS_TRY_ASSIGN(auto now, member.process.state());
-      if (now != *member.initial) {
-        return fail(ErrorCode::kWrongState,
-                    fmt::format("process {} is {} and should be {}", member.process.pid().value,
-                                cuda_state_name(now), cuda_state_name(*member.initial)),
-                    "see `dmesg` for messages of the NVIDIA driver");
-      }
-    }
-    return take_unrestorable_back(*work->driver, tree);
-  };
   const auto limit = timeout(bytes_in_host_memory(root));
   const bool in_time = proc::run_beside(
-      awake, [work, act] { work->result = act(); }, limit);
+      awake, [work] { work->result = restore_tree(*work); }, limit);
   auto asleep = put_to_sleep(awake);
   if (work->entered) journal_ = std::move(work->journal);
   if (!in_time) {
