@@ -48,6 +48,17 @@ criu_rpc::Request dump_message(const DumpRequest& request) {
   return message;
 }
 
+Error dump_error(const DumpRequest& request, const CriuAnswer& answer, const CriuProcess& process) {
+  Error error =
+      answer.refusal
+          ? *answer.refusal
+          : criu_error(fmt::format("dump process {}", request.root.value), answer, process,
+                       {request.log_dir, kLogName, [&] { return request.log_path; }});
+  if (!answer.refusal) blame_full_disk(request.images_dir, error);
+  tell_of_left_behind(process, error);
+  return error;
+}
+
 }  // namespace
 
 std::string criu_version_text(int version) {
@@ -62,7 +73,6 @@ std::string Criu::version_text() const { return criu_version_text(version_); }
 Result<void> Criu::dump(const DumpRequest& request,
                         const std::function<Result<void>()>& on_images_complete,
                         const Interrupt& interrupt) const {
-  const std::string what = fmt::format("dump process {}", request.root.value);
   STASIS_TRY_ASSIGN(auto root, Pidfd::open(request.root));
 
   CriuProcess::StartOptions start;
@@ -110,12 +120,7 @@ Result<void> Criu::dump(const DumpRequest& request,
     if (!request.leave_running) root.wait_exit(5000);
     return {};
   }
-  Error error = answer.refusal
-                    ? *answer.refusal
-                    : criu_error(what, answer, process,
-                                 {request.log_dir, kLogName, [&] { return request.log_path; }});
-  if (!answer.refusal) blame_full_disk(request.images_dir, error);
-  tell_of_left_behind(process, error);
+  Error error = dump_error(request, answer, process);
   // A criu that was killed while its code ran in a process takes that along.
   if (begun && !root.alive()) {
     error.message = fmt::format("process {} has ended, though its dump failed: {}",

@@ -142,6 +142,24 @@ Result<std::vector<UniqueFd>> plan_moves(const std::vector<std::pair<int, int>>&
   return copies;
 }
 
+// When the child has become criu, which closes the pipe, or has said why it cannot.
+Result<Pidfd> hold_started(Pid child, const UniqueFd& report, const std::string& path) {
+  auto pidfd = Pidfd::open(child);
+  int number = 0;
+  ssize_t got = 0;
+  do {
+    got = ::read(report.get(), &number, sizeof number);
+  } while (got < 0 && errno == EINTR);
+  if (got != static_cast<ssize_t>(sizeof number) && pidfd) return pidfd;
+  if (got <= 0) ::kill(child.value, SIGKILL);
+  while (::waitpid(child.value, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  if (!pidfd) return fail(std::move(pidfd).error());
+  return fail(ErrorCode::kCriuMissing,
+              fmt::format("cannot run {}: {}", path, std::strerror(number)),
+              fmt::format("{} makes a private one", kGetCriu));
+}
+
 tl::unexpected<Error> ended(const std::string& what) {
   return fail(ErrorCode::kCriuFailed, what, {});
 }
@@ -207,23 +225,9 @@ Result<CriuProcess> CriuProcess::start(const std::string& path, const StartOptio
   if (pid == 0) run_child(plan);
   report_end.reset();
   report_copy.reset();
-  auto pidfd = Pidfd::open(Pid{pid});
-  int number = 0;
-  ssize_t got = 0;
-  do {
-    got = ::read(report.get(), &number, sizeof number);
-  } while (got < 0 && errno == EINTR);
-  if (got == static_cast<ssize_t>(sizeof number) || !pidfd) {
-    if (got <= 0) ::kill(pid, SIGKILL);
-    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
-    if (!pidfd) return fail(std::move(pidfd).error());
-    return fail(ErrorCode::kCriuMissing,
-                fmt::format("cannot run {}: {}", path, std::strerror(number)),
-                fmt::format("{} makes a private one", kGetCriu));
-  }
+  STASIS_TRY_ASSIGN(auto pidfd, hold_started(Pid{pid}, report, path));
   set_fault_criu(Pid{pid});
-  CriuProcess started(std::move(*pidfd), pid, std::move(ours), std::move(errors));
+  CriuProcess started(std::move(pidfd), pid, std::move(ours), std::move(errors));
   // What is restored onto our terminal is of that group, too.
   started.own_group_ = options.own_process_group && !options.keep_stdin;
   return started;

@@ -194,6 +194,24 @@ criu_rpc::Request restore_message(const RestoreRequest& request) {
   return message;
 }
 
+CriuLimits restore_limits(const RestoreRequest& request, HalfRestored& half,
+                          const Interrupt& interrupt) {
+  CriuLimits limits;
+  limits.deadline = request.deadline;
+  limits.stop = [&] {
+    auto stopped = interrupt.check();
+    return stopped && request.check ? request.check() : stopped;
+  };
+  // Criu watches the tasks: when they die it cleans up in order, ghost files included, which it
+  // cannot when it is killed.
+  limits.give_up = [&] {
+    if (request.on_give_up) request.on_give_up();
+    half.kill();
+  };
+  limits.on_wait = request.on_wait;
+  return limits;
+}
+
 // Of a restore that has failed for `error`, and left these.
 Error left_alive(const std::vector<Pid>& alive, Error error) {
   std::string list;
@@ -222,19 +240,6 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
 
   // After `half`: on every way out criu ends before what it has made.
   STASIS_TRY_ASSIGN(auto process, start_told(path_, start, request.on_started));
-  CriuLimits limits;
-  limits.deadline = request.deadline;
-  limits.stop = [&] {
-    auto stopped = interrupt.check();
-    return stopped && request.check ? request.check() : stopped;
-  };
-  // Criu watches the tasks: when they die it cleans up in order, ghost files included, which it
-  // cannot when it is killed.
-  limits.give_up = [&] {
-    if (request.on_give_up) request.on_give_up();
-    half.kill();
-  };
-  limits.on_wait = request.on_wait;
   const CriuAnswer answer = converse(
       process, message,
       [&](const criu_rpc::Notification& notification) -> Result<void> {
@@ -250,7 +255,7 @@ Result<RestoredTree> Criu::restore(const RestoreRequest& request,
         if (notification.script != "post-restore" || !on_restored) return {};
         return on_restored();
       },
-      limits);
+      restore_limits(request, half, interrupt));
 
   Error error;
   if (answer.succeeded() && answer.response->restored_pid) {

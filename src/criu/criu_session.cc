@@ -92,6 +92,100 @@ Result<void> fault_at(const std::string& script) {
   return {};
 }
 
+class Conversation {
+ public:
+  Conversation(CriuProcess& process, const OnNotification& on_notification,
+               const CriuLimits& limits)
+      : process_(process), on_notification_(on_notification), limits_(limits) {}
+
+  CriuAnswer run(const criu_rpc::Request& request) {
+    if (auto sent = process_.send(request); !sent) answer_.trouble = sent.error().message;
+    if (auto allowed = fault(FaultPoint::kCriuRequested); !allowed)
+      answer_.refusal = std::move(allowed.error());
+    while (answer_.trouble.empty() && !answer_.response) {
+      auto message = process_.receive(timeout(start_, limits_.deadline));
+      if (!message) {
+        answer_.trouble = message.error().message;
+      } else if (!*message) {
+        if (!waits_on()) break;
+      } else {
+        hear(std::move(**message));
+      }
+    }
+    answer_.end = process_.finish(answer_.response ? kEndTimeout : end_timeout_);
+    fault_only(FaultPoint::kCriuEnded);
+    return std::move(answer_);
+  }
+
+ private:
+  bool is_given_up() const { return answer_.refusal || answer_.timed_out; }
+
+  // While criu says nothing. False: it was to give up, and does not.
+  bool waits_on() {
+    const bool late = limits_.deadline.count() != 0 && Clock::now() - start_ > limits_.deadline;
+    Result<void> allowed = limits_.stop ? limits_.stop() : Result<void>();
+    if (!allowed && !answer_.refusal) answer_.refusal = std::move(allowed).error();
+    if (late && !answer_.refusal) answer_.timed_out = true;
+    if (held_up_.too_long(process_) && !answer_.refusal)
+      answer_.refusal =
+          Error{ErrorCode::kCriuFailed,
+                fmt::format("criu has waited in the kernel for {} minutes", kHeldTimeout.count()),
+                "see what its disk, or the network of its files, does (`dmesg`)"};
+    if (!is_given_up()) {
+      if (limits_.on_wait) limits_.on_wait();
+      return true;
+    }
+    if (limits_.give_up) limits_.give_up();
+    if (!hope_) hope_.emplace();
+    if (!hope_->lost(process_)) return true;
+    end_timeout_ = std::chrono::seconds(0);
+    return false;
+  }
+
+  void hear(criu_rpc::Response message) {
+    const bool asks = message.type == criu_rpc::Type::kNotify;
+    trace_record({TraceKind::kCriu,
+                  asks ? "criu until " + message.notify.script : "criu until its end",
+                  mark_,
+                  Clock::now(),
+                  0,
+                  {},
+                  0});
+    if (asks)
+      reply_to(message.notify);
+    else
+      answer_.response = std::move(message);
+  }
+
+  void reply_to(const criu_rpc::Notification& notification) {
+    const auto asked = Clock::now();
+    Span span(TraceKind::kCriu, "our answer to " + notification.script);
+    if (!is_given_up()) {
+      auto allowed = fault_at(notification.script);
+      if (allowed) allowed = on_notification_(notification);
+      if (!allowed) answer_.refusal = std::move(allowed).error();
+    }
+    span.end();
+    mark_ = Clock::now();
+    // The deadline is criu's: the caller may wait for others meanwhile.
+    start_ += mark_ - asked;
+    criu_rpc::Request reply;
+    reply.type = criu_rpc::Type::kNotify;
+    reply.notify_success = !is_given_up();
+    if (auto sent = process_.send(reply); !sent) answer_.trouble = sent.error().message;
+  }
+
+  CriuProcess& process_;
+  const OnNotification& on_notification_;
+  const CriuLimits& limits_;
+  CriuAnswer answer_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point mark_ = start_;
+  std::optional<LastHope> hope_;
+  HeldUp held_up_;
+  std::chrono::seconds end_timeout_{5};
+};
+
 }  // namespace
 
 Result<CriuProcess> start_told(const std::string& path, const CriuProcess::StartOptions& options,
@@ -106,75 +200,7 @@ Result<CriuProcess> start_told(const std::string& path, const CriuProcess::Start
 
 CriuAnswer converse(CriuProcess& process, const criu_rpc::Request& request,
                     const OnNotification& on_notification, const CriuLimits& limits) {
-  CriuAnswer answer;
-  auto start = Clock::now();
-  auto mark = start;
-  std::optional<LastHope> hope;
-  HeldUp held_up;
-  std::chrono::seconds end_timeout{5};
-  if (auto sent = process.send(request); !sent) answer.trouble = sent.error().message;
-  if (auto allowed = fault(FaultPoint::kCriuRequested); !allowed) {
-    answer.refusal = std::move(allowed.error());
-  }
-  while (answer.trouble.empty()) {
-    auto message = process.receive(timeout(start, limits.deadline));
-    if (!message) {
-      answer.trouble = message.error().message;
-      break;
-    }
-    if (!*message) {
-      const bool late = limits.deadline.count() != 0 && Clock::now() - start > limits.deadline;
-      Result<void> allowed = limits.stop ? limits.stop() : Result<void>();
-      if (!allowed && !answer.refusal) answer.refusal = std::move(allowed).error();
-      if (late && !answer.refusal) answer.timed_out = true;
-      if (held_up.too_long(process) && !answer.refusal)
-        answer.refusal =
-            Error{ErrorCode::kCriuFailed,
-                  fmt::format("criu has waited in the kernel for {} minutes", kHeldTimeout.count()),
-                  "see what its disk, or the network of its files, does (`dmesg`)"};
-      if (!answer.timed_out && !answer.refusal) {
-        if (limits.on_wait) limits.on_wait();
-        continue;
-      }
-      if (limits.give_up) limits.give_up();
-      if (!hope) hope.emplace();
-      if (hope->lost(process)) {
-        end_timeout = std::chrono::seconds(0);
-        break;
-      }
-      continue;
-    }
-    const bool asks = (*message)->type == criu_rpc::Type::kNotify;
-    trace_record({TraceKind::kCriu,
-                  asks ? "criu until " + (*message)->notify.script : "criu until its end",
-                  mark,
-                  Clock::now(),
-                  0,
-                  {},
-                  0});
-    if (!asks) {
-      answer.response = std::move(**message);
-      break;
-    }
-    const auto asked = Clock::now();
-    Span span(TraceKind::kCriu, "our answer to " + (*message)->notify.script);
-    if (!answer.refusal && !answer.timed_out) {
-      auto allowed = fault_at((*message)->notify.script);
-      if (allowed) allowed = on_notification((*message)->notify);
-      if (!allowed) answer.refusal = std::move(allowed).error();
-    }
-    span.end();
-    mark = Clock::now();
-    // The deadline is criu's: the caller may wait for others meanwhile.
-    start += mark - asked;
-    criu_rpc::Request reply;
-    reply.type = criu_rpc::Type::kNotify;
-    reply.notify_success = !answer.refusal && !answer.timed_out;
-    if (auto sent = process.send(reply); !sent) answer.trouble = sent.error().message;
-  }
-  answer.end = process.finish(answer.response ? kEndTimeout : end_timeout);
-  fault_only(FaultPoint::kCriuEnded);
-  return answer;
+  return Conversation(process, on_notification, limits).run(request);
 }
 
 void set_options(criu_rpc::Options& rpc, const CriuOptions& options) {
