@@ -40,12 +40,9 @@ struct Outcome {
   std::string output;
 };
 
-// Runs a program with nothing of ours but the environment; standard output and standard error go
-// to one file. Its group is killed when it has ended, or the time is over, or at an interrupt.
-Result<Outcome> run(std::vector<std::string> arguments, std::chrono::milliseconds timeout,
-                    const Interrupt& interrupt) {
-  const UniqueFd output(::memfd_create("doctor", MFD_CLOEXEC));
-  if (!output.valid()) return fail(errno_error("cannot make a memory file", errno));
+// Starts a program with nothing of ours but the environment, in a group of its own; standard output
+// and standard error go to one file.
+Result<Pid> start_alone(std::vector<std::string> arguments, const UniqueFd& output) {
   std::vector<char*> argv;
   for (std::string& argument : arguments)
     argv.push_back(argument.data());
@@ -82,7 +79,16 @@ Result<Outcome> run(std::vector<std::string> arguments, std::chrono::millisecond
   ::posix_spawn_file_actions_destroy(&files);
   ::posix_spawnattr_destroy(&attributes);
   if (trouble != 0) return fail(errno_error("cannot run " + arguments.front(), trouble));
+  return Pid{pid};
+}
 
+// The group is killed when the program has ended, or the time is over, or at an interrupt.
+Result<Outcome> run(std::vector<std::string> arguments, std::chrono::milliseconds timeout,
+                    const Interrupt& interrupt) {
+  const UniqueFd output(::memfd_create("doctor", MFD_CLOEXEC));
+  if (!output.valid()) return fail(errno_error("cannot make a memory file", errno));
+  STASIS_TRY_ASSIGN(const Pid started, start_alone(std::move(arguments), output));
+  const pid_t pid = started.value;
   Outcome outcome;
   const auto start = Clock::now();
   while (!outcome.ended && since(start) < timeout && interrupt.check()) {

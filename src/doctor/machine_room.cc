@@ -87,43 +87,48 @@ Result<Seconds> time_writing(const UniqueFd& file, const std::string& directory,
   return since(start);
 }
 
+constexpr const char* kElsewhere = "choose another directory for images";
+
+struct Disk {
+  std::string place;  // the folder on it that is there
+  UniqueFd file;      // a new one
+  std::optional<std::uint64_t> free;
+};
+
+// Where an image would be made in `directory`.
+Result<Disk> find_disk(const std::string& directory) {
+  STASIS_TRY_ASSIGN(auto place, nearest_existing(directory));
+  // A dump, and a job, make the last folder of the path alone.
+  const std::string parent = parent_of(directory);
+  struct stat above {};
+  if (::stat(parent.c_str(), &above) != 0) {
+    return fail(ErrorCode::kIo,
+                fmt::format("{} does not exist, and a dump does not make it", parent),
+                fmt::format("make it (`mkdir -p {}`), or {}", parent, kElsewhere));
+  }
+  struct statvfs info {};
+  if (::statvfs(place.c_str(), &info) != 0) return fail(errno_error("cannot stat " + place, errno));
+  STASIS_TRY_ASSIGN(auto file, unnamed_file(place));
+  Disk disk{std::move(place), std::move(file), {}};
+  // One that has no blocks does not say (ramfs, a tmpfs without a limit).
+  if (info.f_blocks != 0) disk.free = static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+  return disk;
+}
+
 }  // namespace
 
 void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Interrupt& interrupt,
                 Obstacles& out) {
   constexpr ObstacleId kId = "disk";
-  constexpr const char* kElsewhere = "choose another directory for images";
-  const auto place = nearest_existing(directory);
-  if (!place) {
-    out.push_back(from_error(Severity::kRed, kId, place.error(), kElsewhere));
+  const auto disk = find_disk(directory);
+  if (!disk) {
+    out.push_back(from_error(Severity::kRed, kId, disk.error(), kElsewhere));
     return;
   }
-  // A dump, and a job, make the last folder of the path alone.
-  const std::string parent = parent_of(directory);
-  struct stat above {};
-  if (::stat(parent.c_str(), &above) != 0) {
-    out.push_back(red(kId, fmt::format("{} does not exist, and a dump does not make it", parent),
-                      fmt::format("make it (`mkdir -p {}`), or {}", parent, kElsewhere)));
-    return;
-  }
-  struct statvfs info {};
-  if (::statvfs(place->c_str(), &info) != 0) {
-    out.push_back(
-        from_error(Severity::kRed, kId, errno_error("cannot stat " + *place, errno), kElsewhere));
-    return;
-  }
-  auto file = unnamed_file(*place);
-  if (!file) {
-    out.push_back(from_error(Severity::kRed, kId, file.error(), kElsewhere));
-    return;
-  }
-  // One that has no blocks does not say (ramfs, a tmpfs without a limit).
-  const bool known = info.f_blocks != 0;
-  const std::uint64_t free =
-      known ? static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize : UINT64_MAX;
+  const std::uint64_t free = disk->free.value_or(UINT64_MAX);
   const std::uint64_t needed = gpu_bytes + kHostPart;
-  std::string what = known ? fmt::format("{} free in {}", format_bytes(free), *place)
-                           : fmt::format("{} does not say how much is free", *place);
+  std::string what = disk->free ? fmt::format("{} free in {}", format_bytes(free), disk->place)
+                                : fmt::format("{} does not say how much is free", disk->place);
   constexpr const char* kMakeRoom = "free some space, or choose a directory on another file system";
   if (free < kFullDisk) {
     out.push_back(red(kId,
@@ -133,7 +138,7 @@ void probe_disk(const std::string& directory, std::uint64_t gpu_bytes, const Int
     return;
   }
   if (free > 2 * kTrial) {
-    const auto time = time_writing(*file, *place, interrupt);
+    const auto time = time_writing(disk->file, disk->place, interrupt);
     if (!interrupt.check()) return;
     if (!time) {
       out.push_back(from_error(Severity::kRed, kId, time.error(), kElsewhere));
