@@ -205,6 +205,18 @@ Obstacle not_asked(Pid pid, const Error& why) {
                        why.message));
 }
 
+// Whose memory it may be.
+void name_outside(const Outside& outside, std::vector<Obstacle>& obstacles) {
+  const bool shares = !outside.sharers.empty();
+  for (Obstacle& obstacle : obstacles) {
+    if (obstacle.id != "sharing-unknown") continue;
+    if (!shares) obstacle.severity = Severity::kYellow;
+    obstacle.what += fmt::format("; {} process {} ({}), which uses CUDA and is not in the tree",
+                                 shares ? "it shares host memory with" : "there is",
+                                 outside.process.pid.value, printable(outside.process.comm));
+  }
+}
+
 }  // namespace
 
 std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& members, bool simulated,
@@ -262,13 +274,7 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& member
       obstacle.severity = Severity::kYellow;
     out.push_back(std::move(obstacle));
   }
-  for (Obstacle& obstacle : out) {
-    if (!outside || obstacle.id != "sharing-unknown") continue;
-    if (!shares_outside) obstacle.severity = Severity::kYellow;
-    obstacle.what += fmt::format("; {} process {} ({}), which uses CUDA and is not in the tree",
-                                 shares_outside ? "it shares host memory with" : "there is",
-                                 outside->process.pid.value, printable(outside->process.comm));
-  }
+  if (outside) name_outside(*outside, out);
   return out;
 }
 
