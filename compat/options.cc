@@ -50,7 +50,12 @@ std::optional<T> decimal(std::string_view text) {
   return error == std::errc() ? value : std::numeric_limits<T>::max();
 }
 
-Result<Given> scan(int argc, char** argv, const Features& features) {
+struct Known {
+  std::vector<option> longs;
+  std::string shorts;
+};
+
+Known known_options(const Features& features) {
   std::vector<option> longs = {
       {"get-state", no_argument, nullptr, kGetStateOption},
       {"get-restore-tid", no_argument, nullptr, kGetRestoreTidOption},
@@ -70,7 +75,11 @@ Result<Given> scan(int argc, char** argv, const Features& features) {
     shorts += "j:";
   }
   longs.push_back({nullptr, 0, nullptr, 0});
+  return {std::move(longs), std::move(shorts)};
+}
 
+Result<Given> scan(int argc, char** argv, const Features& features) {
+  const auto [longs, shorts] = known_options(features);
   Given given;
   optind = 0;  // GNU's way to start afresh
   // NOLINTNEXTLINE(concurrency-mt-unsafe)
