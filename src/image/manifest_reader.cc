@@ -48,9 +48,9 @@ std::optional<int> own_ancestor(const std::unordered_map<int, const ProcessRecor
   return std::nullopt;
 }
 
-// What the fields must have to do with each other; empty if all is well.
-std::string check_relations(const Manifest& manifest) {
-  if (!valid_time(manifest.created)) return "created is no time in UTC";
+// The following say what is wrong; nothing if all is well.
+
+std::string check_processes(const Manifest& manifest) {
   std::set<std::string_view> gpus;
   for (const GpuRecord& gpu : manifest.gpus) {
     if (!gpus.insert(gpu.uuid).second) return fmt::format("GPU {} stands twice", gpu.uuid);
@@ -93,6 +93,10 @@ std::string check_relations(const Manifest& manifest) {
   }
   if (const auto pid = own_ancestor(processes))
     return fmt::format("process {} is its own ancestor", *pid);
+  return {};
+}
+
+std::string check_sizes(const Manifest& manifest) {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     if (i > 0 && manifest.files[i].path <= manifest.files[i - 1].path) {
@@ -110,6 +114,13 @@ std::string check_relations(const Manifest& manifest) {
     return fmt::format("total_bytes is {}, the files have {}", manifest.total_bytes, total);
   }
   return {};
+}
+
+// What the fields must have to do with each other.
+std::string check_relations(const Manifest& manifest) {
+  if (!valid_time(manifest.created)) return "created is no time in UTC";
+  std::string problem = check_processes(manifest);
+  return problem.empty() ? check_sizes(manifest) : problem;
 }
 
 Result<Json> parse_object(std::string_view text) {
