@@ -99,18 +99,22 @@ std::string fitting_table(std::vector<std::vector<std::string>> lines) {
   return out;
 }
 
+Result<const CLI::App*> find_verb(const CLI::App& app, const std::string& name) {
+  std::vector<std::string> known;
+  for (const CLI::App* one :
+       app.get_subcommands([](const CLI::App* verb) { return !verb->get_group().empty(); })) {
+    if (one->get_name() == name) return one;
+    known.push_back(one->get_name());
+  }
+  return fail(ErrorCode::kUsage,
+              fmt::format("there is no verb '{}'{}", name, did_you_mean(closest(name, known))),
+              "`stasis --help` lists them");
+}
+
 Result<int> run_config(Context& context, CLI::App& app, const std::string& verb) {
-  const auto verbs =
-      app.get_subcommands([](const CLI::App* one) { return !one->get_group().empty(); });
-  const auto asked = std::find_if(verbs.begin(), verbs.end(),
-                                  [&](const CLI::App* one) { return one->get_name() == verb; });
-  if (!verb.empty() && asked == verbs.end()) {
-    std::vector<std::string> known;
-    for (const CLI::App* one : verbs)
-      known.push_back(one->get_name());
-    return fail(ErrorCode::kUsage,
-                fmt::format("there is no verb '{}'{}", verb, did_you_mean(closest(verb, known))),
-                "`stasis --help` lists them");
+  const CLI::App* asked = nullptr;
+  if (!verb.empty()) {
+    STASIS_TRY_ASSIGN(asked, find_verb(app, verb));
   }
   const Configuration configuration = read_configuration(app);
   std::optional<Error> error = configuration.error;
@@ -125,7 +129,7 @@ Result<int> run_config(Context& context, CLI::App& app, const std::string& verb)
   json values = json::array();
   std::vector<std::vector<std::string>> lines = {{"VERB", "OPTION", "VALUE", "FROM"}};
   for (const ConfigValue& value : configuration.values) {
-    if (!verb.empty() && !is_for(**asked, value)) continue;
+    if (asked != nullptr && !is_for(*asked, value)) continue;
     const char* variable = variable_of(value.option);
     const char* stronger = variable == nullptr ? nullptr : std::getenv(variable);
     const bool overridden = stronger != nullptr && *stronger != '\0';
