@@ -234,6 +234,16 @@ json process_json(const ProcessRecord& process) {
   return out;
 }
 
+json checks_json(const std::vector<RestoreCheck>& checks) {
+  json out = json::array();
+  for (const RestoreCheck& check : checks) {
+    out.push_back({{"id", check.id},
+                   {"ok", !check.error},
+                   {"error", check.error ? to_json(*check.error)["error"] : json()}});
+  }
+  return out;
+}
+
 }  // namespace
 
 json to_json(const ImageReport& report) {
@@ -258,12 +268,6 @@ json to_json(const ImageReport& report) {
     beside.push_back({{"name", work.name},
                       {"begins_seconds", work.begins.value_or(0)},
                       {"seconds", work.seconds}});
-  json checks = json::array();
-  for (const RestoreCheck& check : report.checks) {
-    checks.push_back({{"id", check.id},
-                      {"ok", !check.error},
-                      {"error", check.error ? to_json(*check.error)["error"] : json()}});
-  }
   return {{"ok", true},
           {"images_dir", report.path},
           {"image_bytes", m.total_bytes},
@@ -295,7 +299,7 @@ json to_json(const ImageReport& report) {
           {"used_up", report.used_up},
           {"beside", beside},
           {"needs_stasis_run", is_for_a_job(m)},
-          {"checks", checks}};
+          {"checks", checks_json(report.checks)}};
 }
 
 }  // namespace stasis
