@@ -379,27 +379,33 @@ void set_signalling(const SystemCall& make, const proc::AddressSpace& space,
                     space.pid().value, failed));
 }
 
+// The right to the components of a mask.
+Result<void> ask_for_processor_state(const SystemCall& make, Pid pid, std::uint64_t components) {
+  constexpr int kBits = 64;
+  for (std::uint64_t bit = 0; bit < kBits; ++bit) {
+    if ((components >> bit & 1) == 0) continue;
+    STASIS_TRY_ASSIGN(const auto answer,
+                      make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit}));
+    if (answer < 0) {
+      return fail(because("processor-state", pid,
+                          fmt::format("uses processor state {} (18: AMX), and this machine does "
+                                      "not let it",
+                                      bit),
+                          "restore it on a machine whose processor and kernel have it "
+                          "(`grep amx /proc/cpuinfo`)",
+                          answer));
+    }
+  }
+  return {};
+}
+
 Result<void> set_own_state(Pid pid, const KernelStateRecord& all, std::vector<std::string>& lost) {
   const OwnStateRecord& state = all.own;
   STASIS_TRY_ASSIGN(auto space, proc::AddressSpace::open(pid));
-  constexpr int kBits = 64;
   return call_from_thread(
       space, Tid{pid.value}, {}, [&](const SystemCall& make, std::uint64_t) -> Result<void> {
         set_signalling(make, space, all, lost);
-        for (std::uint64_t bit = 0; bit < kBits; ++bit) {
-          if ((state.processor_state >> bit & 1) == 0) continue;
-          STASIS_TRY_ASSIGN(const auto answer,
-                            make(SYS_arch_prctl, Arguments{kRequestStatePermission, bit}));
-          if (answer < 0) {
-            return fail(because("processor-state", pid,
-                                fmt::format("uses processor state {} (18: AMX), and this machine "
-                                            "does not let it",
-                                            bit),
-                                "restore it on a machine whose processor and kernel have it "
-                                "(`grep amx /proc/cpuinfo`)",
-                                answer));
-          }
-        }
+        STASIS_TRY(ask_for_processor_state(make, pid, state.processor_state));
         const auto set = [&](std::uint64_t number, const Arguments& arguments,
                              const char* what) -> Result<void> {
           STASIS_TRY_ASSIGN(const auto answer, make(number, arguments));
