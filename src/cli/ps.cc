@@ -2,11 +2,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -17,6 +15,7 @@
 #include "checkpoint/process.h"
 #include "checkpoint/suspend_record.h"
 #include "cli/help.h"
+#include "cli/ps_question.h"
 #include "cli/ps_table.h"
 #include "cli/verbs.h"
 #include "direct/agent_probe.h"
@@ -68,33 +67,6 @@ std::string under(const std::vector<JournalEntry>& journal, const proc::ProcessI
   }
   return {};
 }
-
-// One question to the driver, on a thread that is left behind if there is no answer in time: what
-// is at work on a process keeps every tool waiting that asks about it (driver 580).
-struct Question {
-  explicit Question(Process about) : process(std::move(about)) {}
-
-  static void ask(const std::shared_ptr<Question>& question) {
-    std::thread([question] {
-      auto state = question->process.cuda_state();
-      const std::scoped_lock lock(question->mutex);
-      question->answer.emplace(std::move(state));
-      question->answered.notify_one();
-    }).detach();
-  }
-  // Nothing if the time is over.
-  std::optional<Result<std::optional<CudaState>>> wait(Clock::time_point until) {
-    std::unique_lock lock(mutex);
-    answered.wait_until(lock, until, [this] { return answer.has_value(); });
-    return answer;
-  }
-
-  Process process;
-  bool away_before = false;  // its GPU memory, when this was asked
-  std::mutex mutex;
-  std::condition_variable answered;
-  std::optional<Result<std::optional<CudaState>>> answer;
-};
 
 // Questions without an answer yet, so that no process is asked again before it has answered.
 using Pending = std::vector<std::shared_ptr<Question>>;
