@@ -70,15 +70,17 @@ void probe_gpu_memory(ProcessTree& tree, std::vector<Obstacle>& out) {
 
 // What `suspend` and `dump` refuse: only the agent knows of it, so the doctor asks. Without an
 // agent no tool can tell.
-Result<void> probe_shared_gpu_memory(const ProcessTree& tree, const Interrupt& interrupt,
-                                     std::vector<Obstacle>& out) {
+Result<void> probe_shared_gpu_memory(Driver& driver, const ProcessTree& tree,
+                                     const Interrupt& interrupt, std::vector<Obstacle>& out) {
   constexpr ObstacleId kId = "shared-gpu-memory";
   constexpr std::chrono::seconds kTimeout{5};
+  NoProgress silent;
+  const Environment env{driver, interrupt, silent, {}};
   AgentSet agents;
   for (const TreeMember& member : tree.members()) {
     if (member.initial != CudaState::kRunning) continue;
     const std::string name = name_of(member.process.info());
-    auto agent = direct::AgentClient::find(member.process.pid(), member.process.pidfd());
+    auto agent = find_agent(env, member.process, true);
     if (agent && !*agent) continue;
     STASIS_TRY(interrupt.check());
     if (agent) (*agent)->heed(&interrupt, direct::AgentClient::Heeds::kFirst);
@@ -244,7 +246,7 @@ Result<std::vector<Obstacle>> examine_processes(Driver& driver, const proc::Proc
   }
   probe_gpu_memory(tree, out);
   STASIS_TRY(probe_driver(driver, procfs, tree, with_cuda, out));
-  STASIS_TRY(probe_shared_gpu_memory(tree, interrupt, out));
+  STASIS_TRY(probe_shared_gpu_memory(driver, tree, interrupt, out));
   probe_room_for_threads(procfs, infos, out);
   probe_nvml(driver.info(), procfs, with_cuda, out);
   const bool simulated = driver.info().simulated;
