@@ -140,7 +140,7 @@ bool is_stasis(Pid pid) {
 // Its memory is away, and was so before. Otherwise a tool is at work on it, in a namespace of its
 // own or not: also one that has begun since the journal was read.
 void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc::ProcessInfo& info,
-                          const std::optional<job::JobEntry>& job) {
+                          const std::optional<job::JobEntry>& job, Clock::time_point until) {
   const auto is_alone = [&] { return row.under.empty() || row.under.starts_with(kLeftBehind); };
   if (!is_alone()) return;
   Pid root = info.pid;
@@ -148,7 +148,7 @@ void say_whether_it_waits(Row& row, const direct::ProbedAgent& agent, const proc
     row.under = under(*journal, info, job);
     root = left_behind_with(*journal, info.id()).value_or(info.pid);
   }
-  const auto later = direct::probe_agent(info.pid);
+  const auto later = direct::probe_agent(info.pid, until);
   if (!is_alone() || !later || !*later || !(*later)->waits()) return;
   row.state = "waiting";
   row.reason = agent.until_when(root);
@@ -161,7 +161,8 @@ using Asked = std::shared_ptr<Question>;
 // be asked are rows of `out`.
 std::vector<Asked> ask_all(Driver& driver, const proc::ProcFs& procfs,
                            const std::vector<proc::ProcessInfo>& all_processes,
-                           const Pending& pending, Collected& out) {
+                           const Pending& pending, std::chrono::milliseconds timeout,
+                           Collected& out) {
   std::vector<Asked> questions;
   std::vector<Pid> pids;
   for (const proc::ProcessInfo& info : all_processes)
@@ -187,9 +188,7 @@ std::vector<Asked> ask_all(Driver& driver, const proc::ProcFs& procfs,
       out.rows.push_back(unread(procfs, info, process.error()));
     if (!process) continue;
     questions.push_back(std::make_shared<Question>(std::move(*process)));
-    const auto agent = direct::probe_agent(info.pid);
-    questions.back()->away_before = agent && *agent && direct::is_away((*agent)->state);
-    Question::ask(questions.back());
+    Question::ask(questions.back(), Clock::now() + timeout);
   }
   return questions;
 }
@@ -234,9 +233,10 @@ struct Surroundings {
   std::vector<JournalEntry> journal;
   std::map<Pid, std::vector<GpuUse>> memory;
   std::vector<job::JobEntry> jobs;
+  Clock::time_point until;  // agents are looked for once more
 };
 
-void fill(Row& row, const Question& question, const proc::ProcFs& procfs,
+void fill(Row& row, Question& question, const proc::ProcFs& procfs,
           const std::vector<proc::ProcessInfo>& all_processes, Surroundings& around) {
   const proc::ProcessInfo& info = question.process.info();
   row.pid = info.pid;
@@ -260,11 +260,11 @@ void fill(Row& row, const Question& question, const proc::ProcFs& procfs,
     }
   }
   row.under = under(around.journal, info, job);
-  const auto agent = direct::probe_agent(info.pid);
+  const auto [away_before, agent] = question.agent();
   if (agent) row.path = path_of(*agent, row.state);
   const bool may_wait =
-      row.state == "running" && question.away_before && agent && *agent && (*agent)->waits();
-  if (may_wait) say_whether_it_waits(row, **agent, info, job);
+      row.state == "running" && away_before && agent && *agent && (*agent)->waits();
+  if (may_wait) say_whether_it_waits(row, **agent, info, job, around.until);
 }
 
 Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pending& pending) {
@@ -275,9 +275,10 @@ Result<Collected> collect(Driver& driver, std::chrono::milliseconds timeout, Pen
     out.rows.push_back(unread(held));
   // What was answered since is no answer to a question of now.
   std::erase_if(pending, [](const auto& one) { return one->wait(Clock::now()).has_value(); });
-  auto found = wait_for_all(ask_all(driver, procfs, listing.processes, pending, out), procfs,
-                            timeout, pending);
+  auto found = wait_for_all(ask_all(driver, procfs, listing.processes, pending, timeout, out),
+                            procfs, timeout, pending);
   Surroundings around;
+  around.until = Clock::now() + timeout;
   if (auto entries = read_journal()) around.journal = std::move(*entries);
   if (!found.empty()) {
     if (auto use = driver.memory_by_process()) around.memory = std::move(*use);

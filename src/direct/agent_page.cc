@@ -12,12 +12,16 @@
 
 namespace stasis::direct {
 
-std::vector<std::string> paths_of_page(Pid pid, std::error_code& failed) {
+std::vector<std::string> paths_of_page(Pid pid, std::error_code& failed, Clock::time_point until) {
   std::vector<std::string> found;
   const std::string directory = fmt::format("/proc/{}/fd", pid.value);
   const std::string wanted = fmt::format("/memfd:{} (deleted)", kAgentMemfd);
   for (std::filesystem::directory_iterator it(directory, failed), end; !failed && it != end;
        it.increment(failed)) {
+    if (Clock::now() >= until) {
+      failed = std::make_error_code(std::errc::timed_out);
+      break;
+    }
     std::error_code gone;
     if (std::filesystem::read_symlink(it->path(), gone) == wanted) found.push_back(it->path());
   }

@@ -11,13 +11,16 @@
 #include "base/fd.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "base/units.h"
 #include "proc/procfs.h"
 
 namespace stasis::direct {
 
 // The path of the agent's page among the target's descriptors. A child that the target forked may
-// hold one of its parent's, so there may be several.
-std::vector<std::string> paths_of_page(Pid pid, std::error_code& failed);
+// hold one of its parent's, so there may be several. `failed` is std::errc::timed_out if they could
+// not all be looked at before `until`: a program may have a million.
+std::vector<std::string> paths_of_page(Pid pid, std::error_code& failed,
+                                       Clock::time_point until = Clock::time_point::max());
 
 // A file of any file system may be called so; to read what a program serves itself (FUSE) may never
 // end.

@@ -25,14 +25,24 @@ struct Seen {
   ProbedAgent agent;
 };
 
-Result<std::optional<Seen>> see(Pid pid, int access) {
+tl::unexpected<Error> out_of_time(Pid pid) {
+  return fail(ErrorCode::kTimeout,
+              fmt::format("process {} has so many descriptors that it is not known in time whether "
+                          "it has an agent",
+                          pid.value));
+}
+
+Result<std::optional<Seen>> see(Pid pid, int access,
+                                Clock::time_point until = Clock::time_point::max()) {
   std::error_code failed;
-  const auto paths = paths_of_page(pid, failed);
+  const auto paths = paths_of_page(pid, failed, until);
   if (failed == std::errc::permission_denied)
     return fail(errno_error(fmt::format("cannot probe process {}", pid.value), EACCES));
+  if (failed == std::errc::timed_out) return out_of_time(pid);
   if (paths.empty()) return std::optional<Seen>();
   STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
+    if (Clock::now() >= until) return out_of_time(pid);
     auto file = open_page(path, access);
     if (!file && (file.error().code == ErrorCode::kNotSupported || is_closed(path))) continue;
     if (!file) return fail(std::move(file.error()));
@@ -120,14 +130,14 @@ std::uint32_t services_of(Pid pid) {
   return services;
 }
 
-Result<std::optional<ProbedAgent>> probe_agent(Pid pid) {
-  STASIS_TRY_ASSIGN(auto seen, see(pid, O_RDONLY));
+Result<std::optional<ProbedAgent>> probe_agent(Pid pid, Clock::time_point until) {
+  STASIS_TRY_ASSIGN(auto seen, see(pid, O_RDONLY, until));
   if (!seen) return std::optional<ProbedAgent>();
   // For an instant, and shared: a tool that wants the lock tries again.
   seen->agent.has_peer = ::flock(seen->file.get(), LOCK_SH | LOCK_NB) != 0;
   if (seen->agent.has_peer) return std::optional(seen->agent);
   // A peer that has just gone left another state than the one that was read before.
-  STASIS_TRY_ASSIGN(auto now, see(pid, O_RDONLY));
+  STASIS_TRY_ASSIGN(auto now, see(pid, O_RDONLY, until));
   return now ? std::optional(now->agent) : std::optional<ProbedAgent>();
 }
 

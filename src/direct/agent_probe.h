@@ -10,6 +10,7 @@
 #include "base/fd.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "base/units.h"
 
 namespace stasis::direct {
 
@@ -49,8 +50,10 @@ struct ProbedAgent {
 // Is the content of device memory, or may it be, in the program's own memory?
 bool is_away(AgentState state);
 
-// What the agent in a process says of itself. Nothing if there is no agent. kNotPermitted.
-Result<std::optional<ProbedAgent>> probe_agent(Pid pid);
+// What the agent in a process says of itself. Nothing if there is no agent. kNotPermitted; kTimeout
+// if that is not known by `until`.
+Result<std::optional<ProbedAgent>> probe_agent(Pid pid,
+                                               Clock::time_point until = Clock::time_point::max());
 
 // Whether a program that is no tool holds the lock of the agent's page, which no wait ends.
 bool is_held_by_no_tool(Pid pid);
