@@ -61,9 +61,11 @@ class AgentClient {
   // a page that names itself the process's and is not mapped in it; kBusy if it has a peer, which
   // after `timeout` it still has; kNotPermitted: it wants the permission to trace the process.
   // `pidfd` holds the process that is meant. From here on all is done in the address space that has
-  // the page now: see has_left().
-  static Result<std::optional<AgentClient>> find(Pid pid, const Pidfd& pidfd,
-                                                 std::chrono::milliseconds timeout = kPeerEnds);
+  // the page now: see has_left(). kTimeout: so much that has to be looked through that `until` was
+  // over.
+  static Result<std::optional<AgentClient>> find(
+      Pid pid, const Pidfd& pidfd, std::chrono::milliseconds timeout = kPeerEnds,
+      Clock::time_point until = Clock::time_point::max());
 
   Pid pid() const { return pid_; }
   const Pidfd& pidfd() const { return pidfd_; }

@@ -77,13 +77,18 @@ void* map_page(const UniqueFd& file) {
 
 // A descriptor outlives execve(2) if a program wants that; a mapping does not. As agents map it, so
 // that no other program does by mistake.
-Result<bool> is_mapped_in(Pid pid, const struct stat& file) {
+Result<bool> is_mapped_in(Pid pid, const struct stat& file, Clock::time_point until) {
   bool found = false;
   STASIS_TRY(proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
     found = mapping.inode == file.st_ino && mapping.permissions == "rw-s" && is_agent_page(mapping);
-    return !found;
+    return !found && Clock::now() < until;
   }));
   return found;
+}
+
+tl::unexpected<Error> no_time_for(Pid pid) {
+  return fail(ErrorCode::kTimeout,
+              fmt::format("the agent in process {} was not found in time", pid.value));
 }
 
 bool in_first_user_namespace(Pid pid) {
@@ -117,13 +122,14 @@ bool is_young(Pid pid) {
 // An agent that was saved in a user namespace maps its page again, within a second of the restore
 // there or elsewhere (ADR 36). kBusy: it may still do so.
 Result<bool> becomes_mapped(const proc::AddressSpace& space, const struct stat& file,
-                            std::chrono::milliseconds timeout) {
+                            std::chrono::milliseconds timeout, Clock::time_point until) {
   constexpr std::chrono::milliseconds kMapsAgain{5000};
   constexpr std::chrono::milliseconds kPoll{20};
   const Pid pid = space.pid();
   const auto deadline = Clock::now() + std::min(timeout, kMapsAgain);
   for (;;) {
-    STASIS_TRY_ASSIGN(const bool is_mapped, is_mapped_in(pid, file));
+    STASIS_TRY_ASSIGN(const bool is_mapped, is_mapped_in(pid, file, until));
+    if (!is_mapped && Clock::now() >= until) return no_time_for(pid);
     const bool may_come = !in_first_user_namespace(pid) || is_young(pid);
     if (is_mapped || !may_come || !space.check_current()) return is_mapped;
     if (is_alone_in_its_namespace(pid)) return true;
@@ -143,16 +149,21 @@ Result<bool> becomes_mapped(const proc::AddressSpace& space, const struct stat& 
 }  // namespace
 
 Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd,
-                                                     std::chrono::milliseconds timeout) {
-  std::error_code ignored;
-  if (paths_of_page(pid, ignored).empty()) return std::optional<AgentClient>();
+                                                     std::chrono::milliseconds timeout,
+                                                     Clock::time_point until) {
+  std::error_code failed;
+  const bool none = paths_of_page(pid, failed, until).empty();
+  if (failed == std::errc::timed_out) return no_time_for(pid);
+  if (none) return std::optional<AgentClient>();
   // In this order: a page that the process has mapped after this was opened, it had when it was
   // opened, because exec takes the mappings.
   STASIS_TRY_ASSIGN(auto opened, proc::AddressSpace::open(pid));
   const auto space = std::make_shared<const proc::AddressSpace>(std::move(opened));
-  const auto paths = paths_of_page(pid, ignored);
+  const auto paths = paths_of_page(pid, failed, until);
+  if (failed == std::errc::timed_out) return no_time_for(pid);
   STASIS_TRY_ASSIGN(auto details, proc::ProcFs().details(pid));
   for (const std::string& path : paths) {
+    if (Clock::now() >= until) return no_time_for(pid);
     auto file = open_page(path, O_RDWR);
     if (!file && (file.error().code == ErrorCode::kNotSupported || is_closed(path))) continue;
     if (!file) return fail(std::move(file.error()));
@@ -182,7 +193,7 @@ Result<std::optional<AgentClient>> AgentClient::find(Pid pid, const Pidfd& pidfd
     }
     const bool whole = status.st_size >= static_cast<off_t>(sizeof(ControlPage));
     if (!whole || !is_page_of(*client.page_, details.ns_pid)) continue;
-    const auto is_mapped = becomes_mapped(*space, status, timeout);
+    const auto is_mapped = becomes_mapped(*space, status, timeout, until);
     if (!pidfd.alive()) return std::optional<AgentClient>();
     if (!is_mapped) return fail(is_mapped.error());
     if (!*is_mapped) {

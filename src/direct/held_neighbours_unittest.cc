@@ -50,10 +50,10 @@ class HeldNeighboursTest : public ::testing::Test {
       if (answer == cuda::CUDA_SUCCESS) gates->closed++;
     });
   }
-  static std::vector<proc::ProcessInfo> infos(std::initializer_list<const FakeAgent*> agents) {
-    std::vector<proc::ProcessInfo> out;
+  static RestoredNeighbours infos(std::initializer_list<const FakeAgent*> agents) {
+    RestoredNeighbours out;
     for (const FakeAgent* one : agents)
-      out.push_back(*proc::ProcFs().process(one->pid()));
+      out.known.push_back(*proc::ProcFs().process(one->pid()));
     return out;
   }
 
@@ -167,7 +167,7 @@ TEST_F(HeldNeighboursTest, OneThatIsSuspendedSinceNeedsNoHolding) {
 TEST_F(HeldNeighboursTest, AnotherProcessThatHasTheNumberIsNotHeld) {
   const auto first = agent();
   auto before = infos({first.get()});
-  before.front().start_ticks += 1;
+  before.known.front().start_ticks += 1;
   const auto held = HeldNeighbours::hold(env_, before, milliseconds(5000));
   ASSERT_TRUE(held.has_value());
   EXPECT_TRUE(held->empty());
@@ -180,6 +180,35 @@ TEST_F(HeldNeighboursTest, AStopIsObeyed) {
   const auto held = HeldNeighbours::hold(env_, infos({first.get()}), milliseconds(50));
   ASSERT_FALSE(held.has_value());
   EXPECT_EQ(held.error().code, ErrorCode::kInterrupted);
+}
+
+// However many there are: none of them is waited for longer than all may take, and one of theirs
+// that answers is held.
+TEST_F(HeldNeighboursTest, ForeignOnesThatDoNotAnswerCostASecondTogether) {
+  std::vector<std::unique_ptr<FakeAgent>> silent;
+  RestoredNeighbours all;
+  for (int i = 0; i < 6; ++i) {
+    silent.push_back(std::make_unique<FakeAgent>(kAgentSeals, [i](ControlPage& page) {
+      // One says nothing, the next one that its work has not ended.
+      page.cu_result = cuda::CUDA_ERROR_NOT_READY;
+      ::usleep(i % 2 == 0 ? 60'000'000 : static_cast<unsigned>(page.arguments[0]) * 1000);
+    }));
+    all.foreign.push_back(*proc::ProcFs().process(silent.back()->pid()));
+  }
+  const auto first = agent();
+  all.foreign.push_back(*proc::ProcFs().process(first->pid()));
+  Clock::duration all_together{0};
+  for (int times = 0; times < 3; ++times) {
+    const auto begin = Clock::now();
+    const auto held = HeldNeighbours::hold(env_, all, milliseconds(20000));
+    ASSERT_TRUE(held.has_value()) << held.error().message;
+    EXPECT_EQ(held->empty(), false);
+    all_together += Clock::now() - begin;
+  }
+  EXPECT_LT(all_together, std::chrono::milliseconds(2500));
+  EXPECT_NE(said_.find("cannot hold meanwhile: process " + std::to_string(silent[0]->pid().value)),
+            std::string::npos)
+      << said_;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "direct/neighbours.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "checkpoint/driver_obstacles.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
+#include "direct/foreign_time.h"
 #include "direct/mover_server.h"
 
 namespace stasis {
@@ -20,9 +22,25 @@ namespace {
 
 // Programs of other trees that run on these GPUs.
 struct Neighbours {
-  std::vector<proc::ProcessInfo> held_before;
+  RestoredNeighbours held_before;
   std::vector<proc::ProcessInfo> others;
 };
+
+// Sorts one in that is no mover.
+void judge_neighbour(proc::ProcessInfo info, const direct::KnownUsers& users, Neighbours& found) {
+  const bool is_foreign = !users.has_owner_of(info.pid);
+  std::optional<direct::ForeignTime> time;
+  if (is_foreign) time.emplace();
+  const auto agent = direct::probe_agent(info.pid, time ? time->until() : Clock::time_point::max());
+  if (!agent && agent.error().code == ErrorCode::kTimeout) {
+    found.held_before.unasked.push_back(std::move(info));
+    return;
+  }
+  const bool is_ours = agent && *agent && (*agent)->of_our_version;
+  if (is_ours && direct::is_away((*agent)->state)) return;
+  auto& restored = is_foreign ? found.held_before.foreign : found.held_before.known;
+  (is_ours && (*agent)->held_before ? restored : found.others).push_back(std::move(info));
+}
 
 Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                       std::set<GpuUuid> gpus) {
@@ -30,6 +48,7 @@ Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInf
   const auto use = env.driver.memory_by_process();
   if (!use) return found;
   std::set<Pid> own;
+  const direct::KnownUsers users(ours);
   for (const proc::ProcessInfo& info : ours) {
     own.insert(info.pid);
     if (const auto at = use->find(info.pid); at != use->end())
@@ -50,10 +69,7 @@ Neighbours neighbours(const Environment& env, const std::vector<proc::ProcessInf
       continue;
     }
     if (!info || info->comm == direct::kMoverName) continue;
-    const auto agent = direct::probe_agent(pid);
-    const bool known = agent && *agent && (*agent)->of_our_version;
-    if (known && direct::is_away((*agent)->state)) continue;
-    (known && (*agent)->held_before ? found.held_before : found.others).push_back(std::move(*info));
+    judge_neighbour(std::move(*info), users, found);
   }
   return found;
 }
@@ -64,9 +80,9 @@ bool is_rank(const proc::ProcessInfo& info) {
 
 }  // namespace
 
-std::vector<proc::ProcessInfo> restored_neighbours(const Environment& env,
-                                                   const std::vector<proc::ProcessInfo>& ours,
-                                                   const std::set<GpuUuid>& gpus) {
+RestoredNeighbours restored_neighbours(const Environment& env,
+                                       const std::vector<proc::ProcessInfo>& ours,
+                                       const std::set<GpuUuid>& gpus) {
   return neighbours(env, ours, gpus).held_before;
 }
 
@@ -86,6 +102,15 @@ void tell_of_restored(const Environment& env, const std::vector<proc::ProcessInf
       named(who)));
 }
 
+void tell_of_unasked(const Environment& env, const std::vector<proc::ProcessInfo>& who) {
+  if (who.empty()) return;
+  env.tell(fmt::format(
+      "on the same GPU run programs of other users that could not be asked within a second whether "
+      "they were suspended or restored before: process {}; if one was and runs a kernel of over "
+      "4 s now, the driver may end it (Xid 109)",
+      named(who)));
+}
+
 void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                 std::set<GpuUuid> gpus) {
   const Neighbours found = neighbours(env, ours, std::move(gpus));
@@ -99,9 +124,12 @@ void tell_of_neighbours_to_come(const Environment& env, const std::vector<proc::
 
 Result<void> refuse_beside_ranks(const Environment& env, const std::vector<proc::ProcessInfo>& ours,
                                  std::set<GpuUuid> gpus) {
-  std::vector<proc::ProcessInfo> ranks = neighbours(env, ours, std::move(gpus)).held_before;
+  if (std::none_of(ours.begin(), ours.end(), is_rank)) return {};
+  const auto restored = neighbours(env, ours, std::move(gpus)).held_before;
+  std::vector<proc::ProcessInfo> ranks = restored.known;
+  ranks.insert(ranks.end(), restored.foreign.begin(), restored.foreign.end());
   std::erase_if(ranks, [](const proc::ProcessInfo& one) { return !is_rank(one); });
-  if (ranks.empty() || std::none_of(ours.begin(), ours.end(), is_rank)) return {};
+  if (ranks.empty()) return {};
   return fail(
       ErrorCode::kBusy,
       fmt::format("on the same GPUs run ranks of another job that was suspended or restored "

@@ -16,13 +16,24 @@
 
 namespace stasis {
 
-// Those that were restored before, as their agents' pages say, and run on `gpus` or on the GPUs
-// that `ours` use. Programs without an agent are not known.
-std::vector<proc::ProcessInfo> restored_neighbours(const Environment& env,
-                                                   const std::vector<proc::ProcessInfo>& ours,
-                                                   const std::set<GpuUuid>& gpus);
+// Programs of other trees that were restored before, as their agents' pages say.
+struct RestoredNeighbours {
+  std::vector<proc::ProcessInfo> known;    // of users whose word is waited for (KnownUsers)
+  std::vector<proc::ProcessInfo> foreign;  // of others, who may have forged it
+  // Of such others, too: there was no time to find out (ForeignTime).
+  std::vector<proc::ProcessInfo> unasked;
+
+  bool empty() const { return known.empty() && foreign.empty() && unasked.empty(); }
+};
+
+// Those that run on `gpus` or on the GPUs that `ours` use. Programs without an agent are not known.
+RestoredNeighbours restored_neighbours(const Environment& env,
+                                       const std::vector<proc::ProcessInfo>& ours,
+                                       const std::set<GpuUuid>& gpus);
 // Tells which of them are not held meanwhile, and what to do.
 void tell_of_restored(const Environment& env, const std::vector<proc::ProcessInfo>& who);
+// The same of the unasked.
+void tell_of_unasked(const Environment& env, const std::vector<proc::ProcessInfo>& who);
 // "17 (python3), 18 (python3)"
 std::string named(const std::vector<proc::ProcessInfo>& who);
 

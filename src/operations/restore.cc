@@ -464,7 +464,9 @@ class RestoreRun {
     auto room = GpuRoom::hold(
         gpus, {env_.interrupt, [this](auto text) { env_.tell(text); }, std::chrono::minutes(2)});
     STASIS_TRY(env_.interrupt.check());
-    STASIS_TRY(direct_.hold_neighbours(env_, {}, gpus, {}));
+    const auto ours = proc::ProcFs().tree(manifest().root);
+    STASIS_TRY(
+        direct_.hold_neighbours(env_, ours.value_or(std::vector<proc::ProcessInfo>()), gpus, {}));
     if (!options_.leave_suspended) direct_.prefetch(env_, job_->to_run(targets_), plan_.pairs);
     direct_.make_room(env_.driver, plan_.needed, plan_.pairs);
     STASIS_TRY(job_->bring_back(targets_, plan_.pairs, env_.progress, [&] { direct_.settle(); }));
