@@ -141,6 +141,7 @@ END
   done
   # When no other process has it.
   kill -KILL "${CHILDREN[1]}"
+  wait_until 60 test ! -e "/proc/${CHILDREN[1]}"
   TARGET_STATUS=${TARGET_STATUS%.1}.0
   capture cuda-checkpoint --toggle --pid "${CHILDREN[0]}"
   assert_equal "$status" 0 "$err"
