@@ -63,7 +63,8 @@ Error Process::explain(Action action, const DriverFailure& failure) const {
   constexpr int kEndingMs = 100;
   if (failure.number == kOsFailure) (void)pidfd().wait_exit(kEndingMs);
   const auto now = procfs_.process(pid());
-  if (!alive() || (now && (now->has_ended()))) {
+  // Not one of which only the first thread has ended, which the driver refuses.
+  if (!alive() || (now && now->has_ended() && procfs_.is_ending(pid()))) {
     Error gone{ErrorCode::kProcessGone,
                fmt::format("process {} ({}) ended during {}", pid().value, info_.comm,
                            action_name(action)),

@@ -1,7 +1,10 @@
 #include "checkpoint/process.h"
 
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -209,6 +212,33 @@ TEST_F(ProcessTest, OneThatDiesMeanwhileHasGone) {
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kProcessGone);
   EXPECT_THAT(done.error().message, HasSubstr("during lock"));
+}
+
+TEST_F(ProcessTest, OneWhoseFirstThreadEndsMeanwhileHasNotGone) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const Child child([&] {
+    std::thread([] { ::pause(); }).detach();
+    char told = 0;
+    (void)!::read(pipe[0], &told, 1);
+    ::syscall(SYS_exit, 0);
+  });
+  driver_.add(child.pid(), CudaState::kRunning);
+  auto process = Process::open(driver_, child.pid());
+  ASSERT_TRUE(process) << process.error().message;
+  driver_.on_call = [&](const FakeDriver::Call& call) {
+    if (call.action != Action::kLock) return;
+    EXPECT_EQ(::write(pipe[1], "x", 1), 1);
+    while (!proc::ProcFs().process(child.pid())->has_ended())
+      std::this_thread::yield();
+    driver_.remove(child.pid());
+  };
+  const auto done = process->lock(milliseconds(10));
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kNotSupported) << done.error().message;
+  EXPECT_THAT(done.error().message, HasSubstr("the first thread of process"));
+  ::close(pipe[0]);
+  ::close(pipe[1]);
 }
 
 // A number that the driver still knows may belong to another process by now.
