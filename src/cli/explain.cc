@@ -85,6 +85,13 @@ constexpr std::pair<std::string_view, int> kRuntimeNames[] = {
     {"cudaErrorMpsConnectionFailed", 805},
     {"cudaErrorUnknown", 999},
 };
+static_assert(std::all_of(std::begin(kRuntimeNames), std::end(kRuntimeNames),
+                          [](const auto& one) {
+                            return std::any_of(
+                                std::begin(kDriverNames), std::end(kDriverNames),
+                                [&](const auto& two) { return two.second == one.second; });
+                          }),
+              "each of the runtime's has a name of the driver's");
 
 template <typename Entry>
 json all_of(std::span<const Entry> entries, json (*to_json)(const Entry&)) {
