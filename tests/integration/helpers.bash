@@ -77,6 +77,8 @@ exec_on_gpu() {
 
 # times FEW MANY: how often a thing is done again and again; MANY where tools/test --all asks for all tests.
 times() { echo $((${STASIS_ALL_TESTS:-0} ? $2 : $1)); }
+# sometimes WORD...: nothing, or where tools/test --all asks for all tests the words: kinds that take the same way as another.
+sometimes() { [[ ${STASIS_ALL_TESTS:-0} == 0 ]] || echo "$@"; }
 
 # start_target KIND [ARGUMENT...]: starts a self-verifying workload in a session of its own, waits
 # until it has finished its first round, and sets TARGET to its process number. Its output goes to

@@ -377,7 +377,7 @@ END
     target_goes_on
   }
   # Pieces of 32 MiB, and many small ones; memory that the program makes itself, mapped here and there.
-  LD_PRELOAD=$agent start_target memory --size 128M
+  LD_PRELOAD=$agent start_target memory --size 96M
   by_driver
   cycle_by direct
   cycle_by direct
@@ -391,7 +391,7 @@ END
     cycle_by direct
   fi
   restored_verifies
-  LD_PRELOAD=$agent start_target vmm --size 256M
+  LD_PRELOAD=$agent start_target vmm --size 96M
   by_driver
   cycle_by direct
   target_verifies
