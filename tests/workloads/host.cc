@@ -1,8 +1,12 @@
-// Large private memory of the host beside a little on the GPU, all of it verified in each round.
+// Large private memory of the host beside a little on the GPU, all of it verified in each round;
+// with
+// --still more on the GPU, of which another piece is verified in each.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -13,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kHostSize = 64U << 20;
 constexpr std::uint64_t kOnGpu = 4U << 20;
-// Of each round's work on a part of the memory that is written anew: one in so many pieces.
+// Each round writes one of so many pieces of the memory, or as many as --anew says.
 constexpr std::uint64_t kPieces = 64;
 
 std::uint64_t* private_memory(std::uint64_t bytes) {
@@ -21,6 +25,21 @@ std::uint64_t* private_memory(std::uint64_t bytes) {
   if (memory == MAP_FAILED)
     programs::die(1, "cannot map " + std::to_string(bytes) + " bytes: " + std::strerror(errno));
   return static_cast<std::uint64_t*>(memory);
+}
+
+constexpr std::uint64_t kStillBuffer = 256U << 20;
+
+std::vector<Buffer> still_on_gpu(const Run& run, const Gpu& gpu) {
+  std::vector<Buffer> buffers;
+  for (std::uint64_t left = run.options().still; left >= sizeof(std::uint64_t);) {
+    const std::uint64_t words = std::min(left, kStillBuffer) / sizeof(std::uint64_t);
+    left -= words * sizeof(std::uint64_t);
+    buffers.push_back({"still buffer " + std::to_string(buffers.size()),
+                       gpu.allocate(words * sizeof(std::uint64_t)), words,
+                       run.seed(0, kPieces + 1 + buffers.size())});
+    gpu.kernels().fill(nullptr, buffers.back().data, words, buffers.back().seed);
+  }
+  return buffers;
 }
 
 }  // namespace
@@ -45,6 +64,8 @@ void run_host(Run& run) {
     }
   };
   on_all(fill);
+  std::vector<Buffer> still = still_on_gpu(run, gpu);
+  Checker checker(gpu, 1);
   const cuda::CUdeviceptr device = gpu.allocate(kOnGpu);
   const cuda::CUstream stream = gpu.stream();
   const std::uint64_t words = kOnGpu / sizeof(std::uint64_t);
@@ -53,7 +74,14 @@ void run_host(Run& run) {
     on_all([&](std::uint64_t piece) {
       verify_words(run, "memory of the host", memory + piece * each, 0, each, seeds[piece]);
     });
-    fill(run.round() % kPieces);
+    for (std::uint64_t i = 0; i < run.options().anew; ++i)
+      fill((run.round() * run.options().anew + i) % kPieces);
+    if (!still.empty()) {
+      Buffer& buffer = still[run.round() % still.size()];
+      checker.begin(nullptr);
+      checker.advance(nullptr, buffer, buffer.seed);
+      checker.verify(nullptr, run);
+    }
     const std::uint64_t seed = run.seed(run.round(), kPieces);
     gpu.kernels().fill(stream, device, words, seed);
     gpu.cuda().cuMemcpyDtoHAsync_v2(back.data(), device, kOnGpu, stream);

@@ -1,9 +1,12 @@
 // stasis-workload KIND: a CUDA program that verifies itself, to be suspended, dumped and restored.
 //
 // One source runs on a real driver and on the simulated one. See tests/workloads/README.md.
+#include <pthread.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -66,6 +69,24 @@ std::string kinds_text() {
   return text;
 }
 
+void start_idle_threads(std::uint32_t count) {
+  constexpr std::size_t kStack = 64U << 10;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kStack);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  const auto idle = [](void*) -> void* {
+    for (;;)
+      pause();
+  };
+  for (std::uint32_t i = 0; i < count; ++i) {
+    pthread_t thread{};
+    if (const int error = pthread_create(&thread, &attributes, idle, nullptr); error != 0)
+      programs::die(1, "cannot start thread " + std::to_string(i) + ": " + std::strerror(error));
+  }
+  pthread_attr_destroy(&attributes);
+}
+
 const Kind* find_kind(const std::string& name) {
   for (const Kind& kind : kKinds) {
     if (name == kind.name) return &kind;
@@ -82,6 +103,7 @@ int main(int argc, char** argv) {
   using stasis::workloads::kinds_text;
   using stasis::workloads::Options;
   using stasis::workloads::Run;
+  using stasis::workloads::start_idle_threads;
   Options options;
   bool proc_address = false;
   bool per_thread = false;
@@ -99,7 +121,7 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option(
          "--still", options.still,
-         "memory: besides --size, device memory that never changes; variable: managed memory")
+         "memory, host: besides --size, device memory that never changes; variable: managed memory")
       ->transform(CLI::AsSizeValue(false))
       ->type_name("BYTES");
   app.add_option("--size", options.size, "device memory, of kind host of the host's, e.g. 16G")
@@ -114,6 +136,12 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "host threads")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
+  app.add_option("--anew", options.anew,
+                 "kind host: so many 64ths of its memory are written in each round")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--idle-threads", options.idle_threads, "besides, threads that do nothing")
+      ->check(CLI::Range(0, 20000));
   app.add_option("--children", options.children, "of the tree")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -173,6 +201,7 @@ int main(int argc, char** argv) {
     std::printf("%d\n", getpid());
     std::fflush(stdout);
   }
+  start_idle_threads(options.idle_threads);
   Run run(options);
   kind->run(run);
   std::printf("verified %llu rounds\n", static_cast<unsigned long long>(run.verified()));

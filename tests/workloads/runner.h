@@ -26,6 +26,8 @@ struct Options {
   std::uint64_t size = 0;    // bytes of device memory, of kind host of the host's; 0: its default
   // Kind memory: bytes besides that stay as they are; variable: of cuMemAllocManaged besides.
   std::uint64_t still = 0;
+  std::uint32_t anew = 1;          // kind host: 64ths of its memory that each round writes
+  std::uint32_t idle_threads = 0;  // any kind: threads that do nothing
   std::uint64_t zeros = 0;  // kind memory: bytes besides, of which all but a little are zeros
   // Between two rounds; none given: some, and more where a round takes much of a processor, which
   // the tests that run beside need.

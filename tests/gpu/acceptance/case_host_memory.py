@@ -29,7 +29,7 @@ def phase(report, name):
 class Peak:
     """The most memory, in bytes, that our tools and criu have at a time while this is entered; shared memory counts once."""
 
-    PROGRAMS = ("stasis", "criu")
+    PROGRAMS = ("stasis", "stasis-mover", "criu")
 
     def __enter__(self):
         self.bytes, self.ended = 0, threading.Event()
@@ -127,6 +127,116 @@ case("host_memory.driver", needs=NEEDS)(lambda machine: compare(machine, "memory
 LATER = 3
 
 
+def comes_back(machine, target, image):
+    """The job is killed and restored from what was saved of it while it ran, and verifies what it has then."""
+    target.kill()
+    target.forget_exit()
+    report = machine.stasis("restore", "--images-dir", image, "--detach", "--json").must_succeed().json()
+    target.wait_rounds(1)
+    return report["seconds"]
+
+
+@case("host_memory.large", needs=NEEDS)
+def large(machine):
+    """12 GiB of the host and 2 GiB on the GPU: dumped and restored, then saved while it goes on; before each save but the
+    first it has written 5 % of its host memory. What our programs take besides."""
+    size, on_gpu = ("128M", "16M") if machine.simulated else ("12G", "2G")
+    anew, pause = 3, 500 if machine.simulated else 6000
+    own = ["host", "--threads", str(os.cpu_count()), "--size", size, "--still", on_gpu, "--anew", str(anew)]
+    target = Target(machine, [machine.program("stasis"), "run", "--", machine.program("stasis-workload"), *own,
+                              "--status", "{status}", "--pause-ms", str(pause)], "large")
+    target.wait_rounds(1)
+    seconds, most, phases = {"dump": [], "restore": []}, {}, {}
+
+    def measured(name, *words):
+        with Peak() as peak:
+            report = machine.stasis(*words, "--json", timeout=180).must_succeed().json()
+        most[name] = max(most.get(name, 0), peak.bytes)
+        phases.setdefault(name, []).append({p["name"]: p["seconds"] for p in report["phases"]})
+        return report
+
+    for _ in range(2):
+        image = os.path.join(machine.work, "image")
+        shutil.rmtree(image, ignore_errors=True)
+        seconds["dump"].append(measured("dump", "dump", target.pid, "--images-dir", image, "--sync", "none")["seconds"])
+        target.forget_exit()
+        seconds["restore"].append(measured("restore", "restore", "--images-dir", image, "--detach")["seconds"])
+        target.wait_rounds(1)
+    shutil.rmtree(image)
+    still, written, changed = [], [], []
+    before = target.rounds()
+    for number in range(1 + LATER):
+        image = os.path.join(machine.work, f"image{number}")
+        base = ["--base", os.path.join(machine.work, f"image{number - 1}")] if number else []
+        report = measured("dump --leave-running", "dump", target.pid, "--images-dir", image, "--sync", "none",
+                          "--leave-running", *base)
+        still.append(report["standstill_seconds"])
+        written.append(bytes_of_its_own(image))
+        changed.append(target.rounds() - before)
+        before = target.rounds()
+        target.wait_rounds(1)
+    total = int(size[:-1]) << (30 if size[-1] == "G" else 20)
+    ratios = [wrote / (rounds * anew * total / 64) for wrote, rounds in zip(written[1:], changed[1:]) if rounds]
+    back = comes_back(machine, target, image)
+    verified = target.finish()
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"size": size, "on_gpu": on_gpu, "seconds": seconds, "standstill_seconds": still, "written_bytes": written,
+            "rounds_between": changed, "written_by_changed": ratios, "peak_bytes": most, "phases": phases,
+            "restore_of_precopied_seconds": back,
+            "note": f"{size} and {on_gpu} on the GPU: dump {middle['dump']:.2f} s, restore {middle['restore']:.2f} s; saved and "
+                    f"goes on: stands still {still[0]:.2f} s, later {statistics.median(still[1:]):.2f} s, written "
+                    f"{statistics.median(ratios):.2f} times what changed; {max(most.values()) >> 20} MiB besides; "
+                    f"{verified} rounds"}
+
+
+@case("host_memory.pinned", needs=NEEDS)
+def pinned(machine):
+    """Memory of cuMemAllocHost, cuMemHostAlloc and cuMemHostRegister: how much of it goes past CRIU."""
+    size = "96M" if machine.simulated else "4G"
+    target = Target(machine, [machine.program("stasis"), "run", "--", machine.program("stasis-workload"), "pinned", "--status",
+                              "{status}", "--size", size, "--pause-ms", "200"], "pinned")
+    target.wait_rounds(1)
+    seconds, past, rest = {"dump": [], "restore": []}, 0, 0
+    for _ in range(2):
+        image = os.path.join(machine.work, "image")
+        shutil.rmtree(image, ignore_errors=True)
+        words = ("dump", target.pid, "--images-dir", image, "--sync", "none", "--json")
+        seconds["dump"].append(machine.stasis(*words, timeout=180).must_succeed().json()["seconds"])
+        target.forget_exit()
+        past = sum(os.path.getsize(os.path.join(folder, name))
+                   for folder, _, names in os.walk(os.path.join(image, "host")) for name in names)
+        rest = sum(os.path.getsize(path) for path in glob.glob(os.path.join(image, "**", "pages-*.img"), recursive=True))
+        seconds["restore"].append(machine.stasis("restore", "--images-dir", image, "--detach", "--json").must_succeed()
+                                  .json()["seconds"])
+        target.wait_rounds(1)
+    verified = target.finish()
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"size": size, "seconds": seconds, "past_criu_bytes": past, "by_criu_bytes": rest,
+            "note": f"{size}: {past / (past + rest):.1%} past CRIU, {rest >> 20} MiB by it; dump {middle['dump']:.2f} s, "
+                    f"restore {middle['restore']:.2f} s; {verified} rounds"}
+
+
+@case("threads.many", needs=NEEDS)
+def many_threads(machine):
+    """A program of 3,000 threads stands still hardly longer than one of few."""
+    still, whole = {}, {}
+    for count in (0, 3000):
+        target = Target(machine, [machine.program("stasis"), "run", "--", machine.program("stasis-workload"), "memory",
+                                  "--status", "{status}", "--size", "64M", "--pause-ms", "20", "--idle-threads", str(count)],
+                        f"threads{count}")
+        target.wait_rounds(2)
+        for _ in range(5):
+            report = machine.stasis("suspend", target.pid, "--json").must_succeed().json()
+            still.setdefault(count, []).append(report["standstill_seconds"])
+            whole.setdefault(count, []).append(report["seconds"])
+            machine.stasis("resume", target.pid).must_succeed()
+            target.wait_rounds(1)
+        target.finish()
+    middle = {count: statistics.median(values) for count, values in still.items()}
+    return {"standstill_seconds": still, "suspend_seconds": whole,
+            "note": f"3,000 threads: stands still {middle[3000]:.2f} s, the first time {still[3000][0]:.2f}; few: {middle[0]:.2f}"}
+
+
 def bytes_of_its_own(image):
     """What this dump has written: what it has from another image has that one's name, too."""
     infos = [os.stat(os.path.join(folder, name)) for folder, _, names in os.walk(image) for name in names]
@@ -156,6 +266,8 @@ def goes_on(machine):
             earlier = image
         looked = machine.stasis("verify", "--images-dir", earlier, "--json").must_succeed().json()
         expect_equal(looked["host_content"] is not None, way == "parallel", "host content in the image")
+        if precopy == "on":
+            comes_back(machine, target, earlier)
         for number in range(1 + LATER):
             shutil.rmtree(os.path.join(machine.work, f"image{number}"), ignore_errors=True)
         later = statistics.median(still[name][1:]) if still[name][1:] else None
@@ -181,12 +293,13 @@ def gpu_goes_on(machine):
         still.append(report["standstill_seconds"])
         phases.append({p["name"]: p["seconds"] for p in report["phases"]})
         target.wait_rounds(2)
+    comes_back(machine, target, os.path.join(machine.work, f"image{LATER}"))
     return {"standstill_seconds": still, "phases": phases,
             "note": f"{size} of {rest} more: stands still for {still[0]:.2f} s, later {statistics.median(still[1:]):.2f} s; "
                     f"{target.finish()} rounds"}
 
 
-PLAIN = 200
+PLAIN = (0, 50, 100, 200)
 TREE = """
 import signal, subprocess, sys
 plain = [subprocess.Popen(["sleep", "100000"], stdout=subprocess.DEVNULL) for _ in range(int(sys.argv[1]))]
@@ -201,30 +314,31 @@ sys.exit(status)
 
 @case("tree.many", needs=NEEDS)
 def many(machine):
-    """A tree of 200 processes of which one has CUDA: what each adds to a suspend, and a dump beside CRIU's own."""
+    """Trees of up to 200 processes of which one has CUDA: what each adds to a suspend, and a dump beside CRIU's own."""
     workload = [machine.program("stasis-workload"), "memory", "--status", "{status}", "--size", "64M", "--pause-ms", "20"]
-    suspends, ratios, dumps, alone = {}, [], [], []
-    for count in (0, PLAIN):
+    suspends, ratios, dumps, alone = {}, {}, {}, {}
+    for count in PLAIN:
         target = Target(machine, [machine.program("stasis"), "run", "--", sys.executable, "-c", TREE, str(count), *workload],
                         f"tree{count}")
         target.wait_rounds(2)
         for number in range(5):
             suspends.setdefault(count, []).append(machine.stasis("suspend", target.pid).must_succeed().seconds)
             if count:
-                images = os.path.join(machine.work, f"plain{number}")
-                alone.append(plain_criu.dump(machine, target.pid, images, plain_criu.no_plugins(machine),
-                                             "--leave-running").seconds)
-                shutil.rmtree(images)
+                images = os.path.join(machine.work, f"plain{count}.{number}")
+                # None is removed before the end: for seconds after it makes new files slow to make, on ext4.
+                alone.setdefault(count, []).append(plain_criu.dump(machine, target.pid, images, plain_criu.no_plugins(machine),
+                                                                   "--leave-running").seconds)
             machine.stasis("resume", target.pid).must_succeed()
             target.wait_rounds(1)
             if count:
-                images = os.path.join(machine.work, f"image{number}")
-                dumps.append(machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
-                                            "--leave-running").must_succeed().seconds)
-                ratios.append(dumps[-1] / alone[-1])
-                shutil.rmtree(images)
+                images = os.path.join(machine.work, f"image{count}.{number}")
+                dumps.setdefault(count, []).append(machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
+                                                                  "--leave-running").must_succeed().seconds)
+                ratios.setdefault(count, []).append(dumps[count][-1] / alone[count][-1])
         target.finish()
-    each = (statistics.median(suspends[PLAIN]) - statistics.median(suspends[0])) / PLAIN
+    middle = {count: statistics.median(values) for count, values in suspends.items()}
+    each = {count: (middle[count] - middle[0]) / count for count in PLAIN if count}
+    by_size = "; ".join(f"{count}: {each[count] * 1000:.2f} ms each, dump {statistics.median(dumps[count]):.2f} s, CRIU alone "
+                        f"{statistics.median(alone[count]):.2f} s: {statistics.median(ratios[count]):.2f} times" for count in each)
     return {"suspend_seconds": suspends, "dump_seconds": dumps, "criu_seconds": alone, "ratios": ratios,
-            "note": f"each process adds {each * 1000:.2f} ms to a suspend; dump of {PLAIN} {statistics.median(dumps):.2f} s, "
-                    f"CRIU alone {statistics.median(alone):.2f} s: {statistics.median(ratios):.2f} times"}
+            "note": f"what processes add to a suspend, and a dump of them, {by_size}"}
