@@ -934,7 +934,7 @@ start_ranks() {
   dump_target --network-lock skip --tcp-established
   criu_fails restore --restore-detached --tcp-established
   logged restore "ranks of another job that was suspended or restored before: process"
-  for pid in "$TARGET" "${ranks[@]}"; do wait_until 60 number_is_free "$pid"; done
+  for pid in "$TARGET" "${CHILDREN[@]}"; do wait_until 60 number_is_free "$pid"; done
   in_state running "${ranks[@]}"
   done_by suspend "$other"
   restore_target --tcp-established
