@@ -19,14 +19,17 @@ inline constexpr const char* kDescriptorVariable = "STASIS_INSIDE_CRIU";
 // is no table then.
 inline constexpr const char* kBindVariable = "STASIS_INSIDE_CRIU_BINDS";
 
-// Pages of a process, named by its number in criu's /proc.
+// Of an owner that is no process but an object of shared memory, with its inode's number.
+inline constexpr std::uint64_t kObject = std::uint64_t{1} << 63;
+
+// Pages of a process, named by its number in criu's /proc, or of an object (kObject).
 struct Range {
-  std::uint64_t pid;
-  std::uint64_t start;  // the addresses are multiples of a page
+  std::uint64_t owner;
+  std::uint64_t start;  // an address, or a place in the object: multiples of a page
   std::uint64_t end;
 };
 
-// All zero at first. The ranges lie sorted by process and address, and none overlap.
+// All zero at first. The ranges lie sorted by owner and place, and none overlap.
 struct Table {
   std::atomic<std::uint64_t> is_heard;  // 1: the library reads the table
   std::atomic<std::uint64_t> count;     // of the ranges

@@ -1,10 +1,12 @@
 // Keeps pages from criu that the tool saves itself (docs/adr/0047-host-memory.md).
 //
 // CRIU asks the kernel which pages of a process there are, by reading /proc/PID/pagemap or by its
-// ioctl PAGEMAP_SCAN, and saves those. These functions stand in front of the C library's and leave
-// the pages of the tool's table out of the answer. A criu that asks in another way saves them as
+// ioctl PAGEMAP_SCAN, and which of an object of shared memory, by lseek(2), and saves those. These
+// functions stand in front of the C library's and leave the pages of the tool's table out of the
+// answer. A criu that asks in another way saves them as
 // well, which costs time and disk space and nothing else.
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -76,14 +78,15 @@ std::uint64_t process_of(int fd) {
   return at > 0 && text[at - 1] == '/' ? pid : 0;
 }
 
-// The first range of the process that ends above the address; the table's end if there is none.
-const Range* first_above(std::uint64_t pid, std::uint64_t address, std::uint64_t count) {
+// The first range of the owner that ends above the place; another's, or the table's end, if there
+// is none.
+const Range* first_above(std::uint64_t owner, std::uint64_t place, std::uint64_t count) {
   std::uint64_t low = 0;
   std::uint64_t high = count;
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;
     const Range& range = table->ranges[middle];
-    if (range.pid < pid || (range.pid == pid && range.end <= address))
+    if (range.owner < owner || (range.owner == owner && range.end <= place))
       low = middle + 1;
     else
       high = middle;
@@ -100,7 +103,7 @@ void hide_entries(std::uint64_t pid, unsigned char* entries, std::size_t bytes,
   std::uint64_t hidden = 0;
   const Range* const last = table->ranges + count;
   for (const Range* range = first_above(pid, first, count);
-       range != last && range->pid == pid && range->start < end; ++range) {
+       range != last && range->owner == pid && range->start < end; ++range) {
     const std::uint64_t from = range->start > first ? range->start : first;
     const std::uint64_t to = range->end < end ? range->end : end;
     if (from >= to) continue;
@@ -136,7 +139,7 @@ long hide_regions(std::uint64_t pid, ScanArgument& scan, long found, std::uint64
   for (long i = 0; i < found && !full; ++i) {
     std::uint64_t at = all[i].start;
     for (const Range* range = first_above(pid, at, count);
-         range != last && range->pid == pid && range->start < all[i].end && !full; ++range) {
+         range != last && range->owner == pid && range->start < all[i].end && !full; ++range) {
       keep(at, range->start, all[i].categories);
       const std::uint64_t from = range->start > at ? range->start : at;
       const std::uint64_t to = range->end < all[i].end ? range->end : all[i].end;
@@ -158,6 +161,55 @@ void note_asked(std::uint64_t pid) {
 
 std::uint64_t ranges() {
   return table == nullptr ? 0 : table->count.load(std::memory_order_acquire);
+}
+
+// The owner of the pages of a file, if it is an object of shared memory; 0: it is none. All of them
+// are on one file system of the kernel's own, and so is the table.
+std::uint64_t object_of(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
+      info.st_dev != stasis::inside_criu::memory_device)
+    return 0;
+  return stasis::inside_criu::kObject | info.st_ino;
+}
+
+off_t seek(int fd, off_t offset, int how) {
+  return static_cast<off_t>(::syscall(SYS_lseek, fd, offset, how));
+}
+
+// The next page that is there and not hidden.
+off_t seek_data(int fd, off_t offset, std::uint64_t owner, std::uint64_t count) {
+  const Range* const last = table->ranges + count;
+  for (;;) {
+    const off_t at = seek(fd, offset, SEEK_DATA);
+    if (at < 0) return at;
+    const auto place = static_cast<std::uint64_t>(at);
+    const Range* const range = first_above(owner, place, count);
+    if (range == last || range->owner != owner || range->start > place) return at;
+    table->hidden.fetch_add((range->end - place) / kPage, std::memory_order_relaxed);
+    offset = static_cast<off_t>(range->end);
+  }
+}
+
+// The next page that is not there, or is hidden.
+off_t seek_hole(int fd, off_t offset, std::uint64_t owner, std::uint64_t count) {
+  const off_t at = seek(fd, offset, SEEK_HOLE);
+  if (at < 0) return at;
+  const Range* const range = first_above(owner, static_cast<std::uint64_t>(offset), count);
+  if (range == table->ranges + count || range->owner != owner ||
+      range->start >= static_cast<std::uint64_t>(at))
+    return at;
+  const auto hidden = static_cast<off_t>(range->start);
+  return seek(fd, hidden > offset ? hidden : offset, SEEK_SET);
+}
+
+off_t seek_hiding(int fd, off_t offset, int how) {
+  const std::uint64_t count = ranges();
+  if ((how != SEEK_DATA && how != SEEK_HOLE) || count == 0) return seek(fd, offset, how);
+  const std::uint64_t owner = object_of(fd);
+  if (owner == 0) return seek(fd, offset, how);
+  return how == SEEK_DATA ? seek_data(fd, offset, owner, count)
+                          : seek_hole(fd, offset, owner, count);
 }
 
 ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
@@ -183,6 +235,10 @@ ssize_t pread64(int fd, void* buffer, std::size_t bytes, off_t offset) {
 ssize_t pread(int fd, void* buffer, std::size_t bytes, off_t offset) {
   return read_hiding(fd, buffer, bytes, offset);
 }
+
+off_t lseek(int fd, off_t offset, int how) noexcept { return seek_hiding(fd, offset, how); }
+
+off_t lseek64(int fd, off_t offset, int how) noexcept { return seek_hiding(fd, offset, how); }
 
 int ioctl(int fd, unsigned long request, ...) noexcept {
   va_list list;

@@ -1,6 +1,7 @@
 #include "inside_criu/table.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,6 +9,7 @@
 namespace stasis::inside_criu {
 
 Table* table = nullptr;
+dev_t memory_device = 0;
 bool binds_anywhere = false;
 
 namespace {
@@ -25,6 +27,8 @@ __attribute__((constructor)) void hear() {
   int fd = 0;
   for (const char* digit = number; *digit >= '0' && *digit <= '9' && fd < 100000; ++digit)
     fd = fd * 10 + (*digit - '0');
+  struct stat info {};
+  if (::fstat(fd, &info) == 0) memory_device = info.st_dev;
   void* const mapped = ::mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   (void)::close(fd);
   (void)::unsetenv(kDescriptorVariable);

@@ -5,12 +5,16 @@
 // its own.
 #pragma once
 
+#include <sys/types.h>
+
 #include "abi/inside_criu.h"
 
 namespace stasis::inside_criu {
 
 // nullptr if the tool has given none, or it cannot be mapped.
 extern Table* table;
+// Of the file system that has the table's file, and all objects of shared memory.
+extern dev_t memory_device;
 // Whether the tool has asked for it (kBindVariable).
 extern bool binds_anywhere;
 

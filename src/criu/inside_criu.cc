@@ -49,7 +49,7 @@ bool InsideCriu::is_heard() const { return table_->is_heard.load(std::memory_ord
 bool InsideCriu::hide(std::vector<Range> ranges) {
   if (ranges.size() > kMostRanges) return false;
   std::sort(ranges.begin(), ranges.end(), [](const Range& one, const Range& other) {
-    return std::tie(one.pid, one.start) < std::tie(other.pid, other.start);
+    return std::tie(one.owner, one.start) < std::tie(other.owner, other.start);
   });
   std::copy(ranges.begin(), ranges.end(), table_->ranges);
   table_->count.store(ranges.size(), std::memory_order_release);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -165,6 +166,71 @@ TEST_F(InsideCriuChild, DISABLED_SeesThePagesThatAreNotHidden) {
   EXPECT_EQ(table_->is_asked, 1U);
 }
 
+// As CRIU asks for the pages of shared memory.
+std::string seen_by_seek(int file) {
+  std::string text(kPages, '.');
+  for (off_t at = 0;;) {
+    const off_t data = ::lseek(file, at, SEEK_DATA);
+    if (data < 0) {
+      EXPECT_EQ(errno, ENXIO);
+      return text;
+    }
+    const off_t hole = ::lseek(file, data, SEEK_HOLE);
+    EXPECT_GT(hole, data);
+    EXPECT_EQ(::lseek(file, 0, SEEK_CUR), hole);
+    if (hole <= data) return text;
+    for (auto page = static_cast<std::uint64_t>(data) / kPage;
+         page < static_cast<std::uint64_t>(hole) / kPage; ++page)
+      text[page] = 'x';
+    at = hole;
+  }
+}
+
+TEST_F(InsideCriuChild, DISABLED_SeesThePagesOfSharedMemoryThatAreNotHidden) {
+  const UniqueFd file(::memfd_create("", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), kPages * kPage), 0);
+  struct stat info {};
+  ASSERT_EQ(::fstat(file.get(), &info), 0);
+  std::string all(kPages, '.');
+  for (std::uint64_t i = 2; i < kPages - 3; ++i) {
+    if (i == 30 || i == 31) continue;
+    ASSERT_EQ(::pwrite(file.get(), "x", 1, static_cast<off_t>(i * kPage)), 1);
+    all[i] = 'x';
+  }
+  const std::uint64_t owner = inside_criu::kObject | info.st_ino;
+  const std::vector<std::vector<std::pair<std::uint64_t, std::uint64_t>>> cases = {
+      {},
+      {{0, kPages}},
+      {{0, 1}, {kPages - 1, kPages}},
+      {{2, 3}, {3, 9}, {20, 21}, {22, 23}, {28, 33}, {40, kPages}},
+      {{0, 30}},
+      {{32, 60}},
+  };
+  for (const auto& ranges : cases) {
+    std::string expected = all;
+    std::size_t count = 0;
+    table_->ranges[count++] = {owner - 1, 0, kPages * kPage};
+    for (const auto& [first, end] : ranges) {
+      table_->ranges[count++] = {owner, first * kPage, end * kPage};
+      for (std::uint64_t i = first; i < end; ++i)
+        expected[i] = '.';
+    }
+    table_->ranges[count++] = {owner + 1, 0, kPages * kPage};
+    table_->count = count;
+    EXPECT_EQ(seen_by_seek(file.get()), expected);
+  }
+  // In the middle of a page.
+  table_->ranges[1] = {owner, 4 * kPage, 6 * kPage};
+  EXPECT_EQ(::lseek(file.get(), 3 * kPage + 5, SEEK_DATA), 3 * kPage + 5);
+  EXPECT_EQ(::lseek(file.get(), 4 * kPage + 5, SEEK_DATA), 6 * kPage);
+  EXPECT_EQ(::lseek(file.get(), 4 * kPage + 5, SEEK_HOLE), 4 * kPage + 5);
+  // Of another file, and another question.
+  EXPECT_EQ(::lseek(file.get(), 5, SEEK_SET), 5);
+  const UniqueFd other(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  EXPECT_EQ(::lseek(other.get(), 0, SEEK_DATA), 0);
+  EXPECT_EQ(::lseek(-1, 0, SEEK_DATA), -1);
+}
+
 TEST(InsideCriu, AreHeardOfByWhatLoadsTheLibrary) {
   auto pages = InsideCriu::create();
   ASSERT_TRUE(pages) << pages.error().to_string();
@@ -187,7 +253,7 @@ TEST(InsideCriu, AreSortedAndNotMoreThanThereIsRoomFor) {
             0);
   EXPECT_EQ(ranges[0].start, 2U);
   EXPECT_EQ(ranges[1].start, 4U);
-  EXPECT_EQ(ranges[2].pid, 2U);
+  EXPECT_EQ(ranges[2].owner, 2U);
 }
 
 }  // namespace

@@ -199,6 +199,16 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
   return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);
 }
 
+// As criu asks for it: the process's pages, or those of an object.
+inside_criu::Range hidden_from_criu(std::uint64_t pid, const std::vector<SharedMapping>& shared,
+                                    const AddressRange& range) {
+  for (const SharedMapping& mapping : shared)
+    if (mapping.has(range.start))
+      return {inside_criu::kObject | mapping.inode, mapping.offset_of(range.start),
+              mapping.offset_of(range.end)};
+  return {pid, range.start, range.end};
+}
+
 bool will_be_still(const TreeMember& member) { return member.initial == CudaState::kRunning; }
 
 // Also one that was suspended before, but not by a tool that lets its threads run.
@@ -211,7 +221,7 @@ bool is_still(const TreeMember& member) {
 
 std::uint64_t HostMemory::add_sources(
     const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
-    const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
+    const std::function<HostRanges(const proc::AddressSpace&, std::span<const Pid>)>& find,
     std::vector<Source>& sources) {
   std::uint64_t bytes = 0;
   for (const TreeMember& member : tree.members()) {
@@ -220,10 +230,14 @@ std::uint64_t HostMemory::add_sources(
     if (!space) continue;
     auto pagemap = open_pagemap(*space);
     if (!pagemap) continue;
-    auto ranges = find(*space);
-    if (ranges.empty() || !member.process.alive()) continue;
-    bytes += total_of(ranges);
-    sources.push_back({std::move(*space), std::move(*pagemap), std::move(ranges)});
+    std::vector<Pid> others;
+    for (const TreeMember& other : tree.members())
+      if (other.process.pid() != member.process.pid() && other.process.alive())
+        others.push_back(other.process.pid());
+    HostRanges found = find(*space, others);
+    if (found.ranges.empty() || !member.process.alive()) continue;
+    bytes += total_of(found.ranges);
+    sources.push_back({std::move(*space), std::move(*pagemap), std::move(found)});
   }
   return bytes;
 }
@@ -260,8 +274,7 @@ Result<std::uint64_t> HostMemory::look(
                             STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
                             const auto bytes = buffer.first(piece.bytes);
                             const Source& source = sources[piece.stream];
-                            if (!read_pages(source.space, source.pagemap, piece.address, bytes))
-                              return piece.bytes;
+                            if (!source.read(piece.address, bytes)) return piece.bytes;
                             STASIS_TRY_ASSIGN(const auto more, take(bytes));
                             counted += more;
                             return piece.bytes;
@@ -293,7 +306,7 @@ Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree
   STASIS_TRY(create_writer(image_dir, options));
   std::vector<HostPiece> pieces;
   for (std::size_t i = 0; i < sources.size(); ++i)
-    for (const AddressRange& range : sources[i].ranges)
+    for (const AddressRange& range : sources[i].found.ranges)
       add_pieces(i, 0, range, pieces);
   std::vector<HostPiece> sample;
   for (std::size_t i = 0; i < pieces.size(); i += kSample)
@@ -339,7 +352,7 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
     const Source& source = sources_[stream];
     std::vector<ContentRange> ranges;
     std::uint64_t offset = 0;
-    for (const AddressRange& range : source.ranges) {
+    for (const AddressRange& range : source.found.ranges) {
       const std::uint64_t bytes = range.end - range.start;
       ranges.push_back({offset, bytes, {}, range.start});
       add_pieces(stream, offset, range, pieces);
@@ -355,8 +368,7 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
                             STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
                             const auto bytes = buffer.first(piece.bytes);
                             const Source& source = sources_[piece.stream];
-                            STASIS_TRY(
-                                read_pages(source.space, source.pagemap, piece.address, bytes));
+                            STASIS_TRY(source.read(piece.address, bytes));
                             STASIS_TRY(writer_->write(piece.stream, piece.offset, bytes));
                             return piece.bytes;
                           }));
@@ -374,8 +386,8 @@ Result<bool> HostMemory::hide(InsideCriu& pages) {
   std::vector<inside_criu::Range> ranges;
   for (const Source& source : sources_) {
     const auto pid = static_cast<std::uint64_t>(source.space.pid().value);
-    for (const AddressRange& range : source.ranges)
-      ranges.push_back({pid, range.start, range.end});
+    for (const AddressRange& range : source.found.ranges)
+      ranges.push_back(hidden_from_criu(pid, source.found.shared, range));
     STASIS_TRY_ASSIGN(const auto original, mark_host_memory_saved(source.space));
     ranges.push_back({pid, original.start, original.end});
   }

@@ -19,6 +19,7 @@
 #include "image/content_reader.h"
 #include "image/content_writer.h"
 #include "proc/address_space.h"
+#include "proc/host_memory.h"
 #include "proc/zero_pages.h"
 
 namespace stasis {
@@ -67,12 +68,15 @@ class HostMemory {
   struct Source {
     proc::AddressSpace space;
     UniqueFd pagemap;
-    std::vector<AddressRange> ranges;
+    HostRanges found;
+    Result<void> read(std::uint64_t address, std::span<std::byte> bytes) const {
+      return read_host_memory(space, pagemap, found, address, bytes);
+    }
   };
   // With memory of the members that are wanted, as `find` sees it, and how much that is.
   static std::uint64_t add_sources(
       const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
-      const std::function<std::vector<AddressRange>(const proc::AddressSpace&)>& find,
+      const std::function<HostRanges(const proc::AddressSpace&, std::span<const Pid>)>& find,
       std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);
   static Result<std::uint64_t> look(

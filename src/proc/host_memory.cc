@@ -37,13 +37,17 @@ constexpr std::uint64_t kItsAlone = 1ULL << 56;
 constexpr std::array<std::string_view, 14> kPlainFlags{"rd", "wr", "mr", "mw", "me", "ac", "sd",
                                                        "nh", "hg", "mg", "nr", "dc", "sr", "rr"};
 
-bool is_plain(std::string_view flags) {
+// Of a shared mapping besides.
+constexpr std::array<std::string_view, 2> kSharedFlags{"sh", "ms"};
+
+bool is_plain(std::string_view flags, std::span<const std::string_view> more = {}) {
   while (!flags.empty()) {
     const std::size_t blank = std::min(flags.find(' '), flags.size());
     const std::string_view flag = flags.substr(0, blank);
     flags.remove_prefix(std::min(blank + 1, flags.size()));
     if (!flag.empty() &&
-        std::find(kPlainFlags.begin(), kPlainFlags.end(), flag) == kPlainFlags.end())
+        std::find(kPlainFlags.begin(), kPlainFlags.end(), flag) == kPlainFlags.end() &&
+        std::find(more.begin(), more.end(), flag) == more.end())
       return false;
   }
   return true;
@@ -140,24 +144,43 @@ void add_plain(AddressRange mapping, bool begins_in_use, std::vector<std::uint64
   add(start, mapping.end);
 }
 
-std::vector<AddressRange> plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers) {
-  std::vector<AddressRange> out;
+void add_shared(SharedMapping mapping, const std::vector<std::uint64_t>& pointers,
+                std::vector<SharedMapping>& out) {
+  const bool is_stack = std::any_of(pointers.begin(), pointers.end(),
+                                    [&](std::uint64_t pointer) { return mapping.has(pointer); });
+  if (!is_stack && mapping.at.end - mapping.at.start >= kLeastMapping)
+    out.push_back(std::move(mapping));
+}
+
+struct PlainMappings {
+  std::vector<AddressRange> own;
+  std::vector<SharedMapping> shared;
+};
+
+PlainMappings plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers) {
+  PlainMappings out;
   proc::ProcessText file(pid, "smaps");
   std::optional<AddressRange> current;
+  std::optional<SharedMapping> shared;
   std::uint64_t file_ends = 0;
   bool is_heap = false;
   for (std::string line; std::getline(file, line);) {
     constexpr std::string_view kFlags = "VmFlags: ";
     if (line.starts_with(kFlags)) {
-      if (current && is_plain(std::string_view(line).substr(kFlags.size())))
-        add_plain(*current, is_heap || current->start == file_ends, pointers, out);
+      const auto flags = std::string_view(line).substr(kFlags.size());
+      if (current && is_plain(flags))
+        add_plain(*current, is_heap || current->start == file_ends, pointers, out.own);
+      if (shared && is_plain(flags, kSharedFlags))
+        add_shared(std::move(*shared), pointers, out.shared);
       current.reset();
+      shared.reset();
       continue;
     }
     const auto range = range_of(line);
     if (!range) continue;
     if (knows_pages(line)) return {};
     current.reset();
+    shared = shared_mapping_of(line);
     is_heap = line.ends_with(kHeap);
     if (is_of_no_file(line, "rw-p"))
       current = range;
@@ -220,13 +243,23 @@ std::vector<AddressRange> blocks_of(const std::vector<AddressRange>& mappings, i
   return out;
 }
 
-std::vector<AddressRange> find(const proc::AddressSpace& space,
-                               const std::vector<std::uint64_t>& pointers) {
+HostRanges find(const proc::AddressSpace& space, const std::vector<std::uint64_t>& pointers,
+                std::span<const Pid> others) {
   auto pagemap = open_pagemap(space);
   if (!pagemap || has_what_knows_pages(space.pid())) return {};
-  const auto out = blocks_of(plain_mappings(space.pid(), pointers), pagemap->get());
+  PlainMappings mappings = plain_mappings(space.pid(), pointers);
+  HostRanges out;
+  out.ranges = blocks_of(mappings.own, pagemap->get());
+  out.shared = open_own_mappings(space.pid(), std::move(mappings.shared), others);
+  for (const SharedMapping& mapping : out.shared) {
+    const auto blocks = blocks_there(mapping, kHostBlock);
+    out.ranges.insert(out.ranges.end(), blocks.begin(), blocks.end());
+  }
+  std::sort(
+      out.ranges.begin(), out.ranges.end(),
+      [](const AddressRange& one, const AddressRange& other) { return one.start < other.start; });
   // What was read is this process's, and not another program's that has its number since.
-  return space.check_current() ? out : std::vector<AddressRange>();
+  return space.check_current() ? std::move(out) : HostRanges();
 }
 
 }  // namespace
@@ -263,13 +296,23 @@ Result<void> read_pages(const proc::AddressSpace& space, const UniqueFd& pagemap
   return {};
 }
 
-std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space) {
-  const auto pointers = stack_pointers(space.pid());
-  return pointers ? find(space, *pointers) : std::vector<AddressRange>();
+Result<void> read_host_memory(const proc::AddressSpace& space, const UniqueFd& pagemap,
+                              const HostRanges& found, std::uint64_t address,
+                              std::span<std::byte> bytes) {
+  const auto mapping =
+      std::find_if(found.shared.begin(), found.shared.end(),
+                   [&](const SharedMapping& shared) { return shared.has(address); });
+  return mapping == found.shared.end() ? read_pages(space, pagemap, address, bytes)
+                                       : read_shared(*mapping, address, bytes);
 }
 
-std::vector<AddressRange> guess_host_memory(const proc::AddressSpace& space) {
-  return find(space, {});
+HostRanges find_host_memory(const proc::AddressSpace& space, std::span<const Pid> others) {
+  const auto pointers = stack_pointers(space.pid());
+  return pointers ? find(space, *pointers, others) : HostRanges();
+}
+
+HostRanges guess_host_memory(const proc::AddressSpace& space, std::span<const Pid> others) {
+  return find(space, {}, others);
 }
 
 }  // namespace stasis

@@ -1,11 +1,11 @@
 // Host memory of a program that stands still, as far as a tool saves it itself and writes it into
-// what CRIU restores: large private memory of no file.
+// what CRIU restores: large memory of no file that is private, or of this process alone.
 //
-// Left to CRIU: memory of files and shared memory, stacks, the beginning of the heap of brk(2),
-// small mappings (what the driver's and the agent's own threads use lies there), memory that the
-// kernel treats in a special way (locked, huge pages of hugetlbfs, registered with userfaultfd,
-// excluded from dumps, device memory), and pages that are swapped out or that a forked process
-// shares: those stay shared. docs/adr/0047-host-memory.md.
+// Left to CRIU: memory of files and what processes share, stacks, the beginning of the heap of
+// brk(2), small mappings (what the driver's and the agent's own threads use lies there), memory
+// that the kernel treats in a special way (locked, huge pages of hugetlbfs, registered with
+// userfaultfd, excluded from dumps, device memory), and pages that are swapped out or that a forked
+// process shares: those stay shared. docs/adr/0047-host-memory.md.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,7 @@
 #include "base/fd.h"
 #include "base/result.h"
 #include "proc/address_space.h"
+#include "proc/shared_host_memory.h"
 #include "proc/zero_pages.h"
 
 namespace stasis {
@@ -24,9 +25,15 @@ namespace stasis {
 // not changed from one image to the next is one chunk in both.
 inline constexpr std::uint64_t kHostBlock = 256U << 10;
 
-// The blocks of `space` of which at least half of the pages are there, as ranges, by address. Empty
-// if it cannot be told for certain. All threads of the process but the driver's are parked.
-std::vector<AddressRange> find_host_memory(const proc::AddressSpace& space);
+struct HostRanges {
+  std::vector<AddressRange> ranges;   // by address, each in one mapping or in private ones
+  std::vector<SharedMapping> shared;  // the others are of these
+};
+
+// The blocks of `space` of which at least half of the pages are there. Empty if it cannot be told
+// for certain. All threads of the process but the driver's are parked. `others`: the processes that
+// are dumped with it, which it may share memory with.
+HostRanges find_host_memory(const proc::AddressSpace& space, std::span<const Pid> others);
 
 // Of the pages of that process, for read_pages(). kProcessGone, kNotPermitted.
 Result<UniqueFd> open_pagemap(const proc::AddressSpace& space);
@@ -35,8 +42,12 @@ Result<UniqueFd> open_pagemap(const proc::AddressSpace& space);
 // shared one. The errors of AddressSpace::read(). Any number of threads at once.
 Result<void> read_pages(const proc::AddressSpace& space, const UniqueFd& pagemap,
                         std::uint64_t address, std::span<std::byte> bytes);
+// The same of a part of one of the ranges. Also the errors of read_shared().
+Result<void> read_host_memory(const proc::AddressSpace& space, const UniqueFd& pagemap,
+                              const HostRanges& found, std::uint64_t address,
+                              std::span<std::byte> bytes);
 
 // What find_host_memory() would find, about, if the threads, which run, were parked now.
-std::vector<AddressRange> guess_host_memory(const proc::AddressSpace& space);
+HostRanges guess_host_memory(const proc::AddressSpace& space, std::span<const Pid> others);
 
 }  // namespace stasis

@@ -6,10 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -34,6 +37,10 @@ std::byte* filled_memory(std::size_t bytes, void* where = nullptr) {
   if (memory == MAP_FAILED) ::_exit(1);
   std::memset(memory, 1, bytes);
   return static_cast<std::byte*>(memory);
+}
+
+std::vector<AddressRange> ranges_of(const proc::AddressSpace& space) {
+  return find_host_memory(space, {}).ranges;
 }
 
 // Memory of a program that is busy for a while before it rests.
@@ -68,7 +75,7 @@ TEST(HostMemory, IsFoundAgainWhenItWasReadAndWhatIsNotThereReadsAsZeros) {
   const auto space = space_of(child.pid());
   const auto pagemap = open_pagemap(*space);
   ASSERT_TRUE(pagemap);
-  const auto found = find_host_memory(*space);
+  const auto found = ranges_of(*space);
   EXPECT_GE(bytes_of(found), kMemory - (4U << 20));
   std::vector<std::byte> bytes(1U << 20);
   for (const AddressRange& range : found)
@@ -81,14 +88,14 @@ TEST(HostMemory, IsFoundAgainWhenItWasReadAndWhatIsNotThereReadsAsZeros) {
       }
       EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{1}), bytes.size() / 4 * 3);
     }
-  EXPECT_EQ(find_host_memory(*space), found);
+  EXPECT_EQ(ranges_of(*space), found);
 }
 
 TEST(HostMemory, IsFoundOnceThreadsThatAreOnTheirWayToRestAreThere) {
   const Child child([] { fill_and_rest(std::chrono::milliseconds(300)); });
   // Long enough to have written its memory, and not to have come to its rest.
   ::usleep(150'000);
-  EXPECT_GE(bytes_of(find_host_memory(*space_of(child.pid()))), kMemory - (4U << 20));
+  EXPECT_GE(bytes_of(ranges_of(*space_of(child.pid()))), kMemory - (4U << 20));
 }
 
 TEST(HostMemory, BesideAStackIsFoundAndTheStackIsNot) {
@@ -112,7 +119,7 @@ TEST(HostMemory, BesideAStackIsFoundAndTheStackIsNot) {
   // Until it has both threads.
   while (proc::ProcFs().threads(child.pid()).size() < 2)
     ::usleep(1000);
-  const auto found = find_host_memory(*space_of(child.pid()));
+  const auto found = ranges_of(*space_of(child.pid()));
   EXPECT_GE(bytes_of(found), 3 * kBefore);
   for (const AddressRange& range : found)
     EXPECT_FALSE(range.start < stack + kStack && stack + kStack - 4096 < range.end);
@@ -129,7 +136,7 @@ TEST(HostMemory, BehindAFileIsFoundButForItsFirstPart) {
   });
   const auto begin = reinterpret_cast<std::uintptr_t>(memory);
   const auto is_there = [&] {
-    const auto found = find_host_memory(*space_of(child.pid()));
+    const auto found = ranges_of(*space_of(child.pid()));
     return !found.empty() && bytes_of(found) >= kMemory && found.front().start > begin + (8U << 20);
   };
   for (int i = 0; i < 1000 && !is_there(); ++i)
@@ -150,7 +157,7 @@ TEST(HostMemory, BehindWhatIsKeptFreeIsFoundWhole) {
     ::pause();
   });
   const auto is_there = [&] {
-    return bytes_of(find_host_memory(*space_of(child.pid()))) >= kMemory - (2U << 20);
+    return bytes_of(ranges_of(*space_of(child.pid()))) >= kMemory - (2U << 20);
   };
   for (int i = 0; i < 1000 && !is_there(); ++i)
     ::usleep(1000);
@@ -167,7 +174,7 @@ TEST(HostMemory, OfTheHeapIsFoundButForItsBeginning) {
   });
   const auto heap = reinterpret_cast<std::uintptr_t>(::sbrk(0));
   const auto is_there = [&] {
-    const auto found = find_host_memory(*space_of(child.pid()));
+    const auto found = ranges_of(*space_of(child.pid()));
     return !found.empty() && bytes_of(found) >= kMemory && found.front().start > heap &&
            found.front().end <= heap + 2 * kMemory;
   };
@@ -176,9 +183,130 @@ TEST(HostMemory, OfTheHeapIsFoundButForItsBeginning) {
   EXPECT_TRUE(is_there());
 }
 
+// Memory that is shared with no process: of three blocks in four all pages but the first.
+std::byte* shared_memory() {
+  void* memory =
+      ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) ::_exit(1);
+  for (std::uint64_t block = 0; block < kMemory / kHostBlock; ++block)
+    if (block % 4 != 0)
+      std::memset(static_cast<std::byte*>(memory) + block * kHostBlock + 4096, 1,
+                  kHostBlock - 4096);
+  return static_cast<std::byte*>(memory);
+}
+
+// Says in `says` that it has come to its rest.
+struct SharedWord {
+  SharedWord() : file(::memfd_create("says", MFD_CLOEXEC)) {
+    if (::ftruncate(file.get(), 4096) != 0) ::_exit(1);
+    says = static_cast<volatile std::uint64_t*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
+  }
+  std::uint64_t wait() const {
+    for (int i = 0; i < 5000 && *says == 0; ++i)
+      ::usleep(1000);
+    return *says;
+  }
+  UniqueFd file;
+  volatile std::uint64_t* says;
+};
+
+TEST(HostMemory, ThatNoOtherProcessSharesIsFoundAndReadThoughItIsMappedAsShared) {
+  const SharedWord word;
+  const Child child([&] {
+    std::byte* memory = shared_memory();
+    // Whether its own page tables have a page says nothing.
+    ::madvise(memory, kMemory / 2, MADV_DONTNEED);
+    *word.says = reinterpret_cast<std::uint64_t>(memory);
+    ::pause();
+  });
+  const std::uint64_t start = word.wait();
+  ASSERT_NE(start, 0U);
+  const auto space = space_of(child.pid());
+  const auto pagemap = open_pagemap(*space);
+  ASSERT_TRUE(pagemap);
+  const HostRanges found = find_host_memory(*space, {});
+  if (found.shared.empty()) GTEST_SKIP() << "not permitted to open what processes map";
+  // But for blocks at its ends that are not whole.
+  const std::uint64_t bytes = bytes_of(found.ranges);
+  EXPECT_GE(bytes, kMemory / 2);
+  EXPECT_LE(bytes, kMemory / 4 * 3 + kHostBlock);
+  std::vector<std::byte> block(kHostBlock);
+  for (const AddressRange& range : found.ranges)
+    for (std::uint64_t at = range.start; at < range.end; at += kHostBlock) {
+      ASSERT_TRUE(read_host_memory(*space, *pagemap, found, at, block));
+      for (std::uint64_t page = 0; page < kHostBlock; page += 4096) {
+        const std::uint64_t place = at + page - start;
+        const bool there = place / kHostBlock % 4 != 0 && place % kHostBlock != 0;
+        EXPECT_EQ(block[page], there ? std::byte{1} : std::byte{0}) << place;
+      }
+    }
+  // Nothing has come to be there that was not.
+  EXPECT_EQ(find_host_memory(*space, {}).ranges, found.ranges);
+}
+
+TEST(HostMemory, ThatAnotherProcessOfTheTreeSharesIsLeft) {
+  const SharedWord word;
+  const Child child([&] {
+    shared_memory();
+    const pid_t other = ::fork();
+    if (other == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    *word.says = static_cast<std::uint64_t>(other);
+    ::pause();
+  });
+  const Pid other{static_cast<int>(word.wait())};
+  ASSERT_NE(other.value, 0);
+  const auto space = space_of(child.pid());
+  EXPECT_TRUE(find_host_memory(*space, std::array{other}).shared.empty());
+  ::kill(other.value, SIGKILL);
+}
+
+TEST(HostMemory, ThatADescriptorOfAnotherProcessIsOfIsLeft) {
+  const UniqueFd file(::memfd_create("", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), kMemory), 0);
+  const SharedWord word;
+  const Child child([&] {
+    void* memory = ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) ::_exit(1);
+    std::memset(memory, 1, kMemory);
+    ::close(file.get());
+    *word.says = 1;
+    ::pause();
+  });
+  ASSERT_EQ(word.wait(), 1U);
+  const auto space = space_of(child.pid());
+  EXPECT_TRUE(find_host_memory(*space, std::array{Pid{::getpid()}}).shared.empty());
+}
+
+TEST(SharedMapping, IsToldFromAllElseThatIsMapped) {
+  const auto has = [](const char* rest) {
+    return shared_mapping_of(std::string("7f1256000000-7f1266000000 ") + rest).has_value();
+  };
+  EXPECT_TRUE(has("rw-s 00000000 00:01 2053                       /dev/zero (deleted)"));
+  EXPECT_TRUE(has("rw-s 00001000 00:01 2053 /memfd: (deleted)"));
+  EXPECT_TRUE(has("rw-s 00000000 00:01 2053 /memfd:/dev/zero (deleted)"));
+  EXPECT_FALSE(has("r--s 00000000 00:01 2053 /dev/zero (deleted)"));
+  EXPECT_FALSE(has("rw-p 00000000 00:01 2053 /dev/zero (deleted)"));
+  EXPECT_FALSE(has("rw-s 00000000 00:06 142 /dev/nvidiactl"));
+  EXPECT_FALSE(has("rw-s 00000000 00:01 2053 /memfd:name (deleted)"));
+  EXPECT_FALSE(has("rw-s 00000000 00:01 2053 /SYSV00000000 (deleted)"));
+  EXPECT_FALSE(has("rw-s ffffffffffffffff 00:01 2053 /dev/zero (deleted)"));
+  EXPECT_FALSE(shared_mapping_of("Size: 4 kB"));
+  EXPECT_FALSE(shared_mapping_of(""));
+  const auto found =
+      shared_mapping_of("7f1256000000-7f1266000000 rw-s 00002000 00:01 2053 /dev/zero (deleted)");
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->at, (AddressRange{0x7f1256000000, 0x7f1266000000}));
+  EXPECT_EQ(found->inode, 2053U);
+  EXPECT_EQ(found->offset_of(0x7f1256001000), 0x3000U);
+}
+
 TEST(HostMemory, OfAProgramThatRunsIsNotFound) {
   const Child child([] { fill_and_rest(std::chrono::hours(1)); });
-  EXPECT_TRUE(find_host_memory(*space_of(child.pid())).empty());
+  EXPECT_TRUE(ranges_of(*space_of(child.pid())).empty());
 }
 
 }  // namespace

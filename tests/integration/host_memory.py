@@ -16,10 +16,11 @@ import zlib
 PAGE = 4096
 MADV_DONTFORK = 10
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+SHARED = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 
 
-def region(size):
-    return mmap.mmap(-1, size, flags=PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+def region(size, flags=PRIVATE):
+    return mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 class Sums:
@@ -66,8 +67,17 @@ class Program:
         # Else all pages would be the child's, too.
         for name in ("dense", "sparse"):
             self.regions[name].madvise(MADV_DONTFORK)
+        # One object, which the child reads and neither writes.
+        self.regions["together"] = region(18 << 20, SHARED)
+        self.regions["together"][:] = self.random.randbytes(18 << 20)
         self.sums = {name: Sums(memory) for name, memory in self.regions.items()}
         self.child = self.fork()
+        # Mapped as shared, as pinned memory is, and no other's. Every fourth part was never written.
+        self.regions["alone"] = region(24 << 20, SHARED)
+        for at in range(0, 24 << 20, 1 << 20):
+            if at >> 20 & 3:
+                self.regions["alone"][at:at + (1 << 20)] = self.random.randbytes(1 << 20)
+        self.sums["alone"] = Sums(self.regions["alone"])
         self.open_gpu()
 
     # Has the memory as it was, whatever the parent writes there.
@@ -76,7 +86,8 @@ class Program:
         if child:
             return child
         while True:
-            self.sums["shared"].check("what the child shares")
+            for name in ("shared", "together"):
+                self.sums[name].check("what the child shares")
             time.sleep(0.6)
 
     def open_gpu(self):
@@ -92,6 +103,8 @@ class Program:
             sys.exit("the child has ended")
         for name, memory in self.regions.items():
             self.sums[name].check(name)
+            if name == "together":
+                continue
             at = self.random.randrange(len(memory) // PAGE) * PAGE
             # A page that was not there comes to be, and one that was becomes zeros.
             memory[at:at + PAGE] = self.random.randbytes(PAGE) if number % 10 else bytes(PAGE)

@@ -32,8 +32,9 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   for ((i = 0; i < $(times 2 3); ++i)); do
     dump_it --host-memory parallel --force
     # Of the dense region what was written, but for blocks in which it has read what it has made zeros since; the
-    # others are only read for the most part, or a child's, too, or locked.
-    (($(host_bytes) >= 14 << 20 && $(host_bytes) <= 48 << 20))
+    # others are only read for the most part, or a child's, too, or locked. Of what is mapped as shared that which no
+    # other has, but for what was never written: before the first restore and after it.
+    (($(host_bytes) >= (14 + 17) << 20 && $(host_bytes) <= (48 + 24) << 20))
     done_by verify --images-dir "$image"
     done_by inspect --images-dir "$image"
     restore_it
@@ -95,7 +96,12 @@ anonymous_of_both() {
   start_target pinned --size 72M --pause-ms 300
   dump_it
   echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes"
-  (($(host_bytes) >= 68 << 20))
+  # But for blocks at the ends that are not whole.
+  (($(host_bytes) >= 68 << 20 && $(pages_bytes) < 12 << 20))
+  restore_it
+  target_goes_on
+  dump_it --force
+  (($(host_bytes) >= 68 << 20 && $(pages_bytes) < 12 << 20))
   restore_it
   target_goes_on
   restored_verifies

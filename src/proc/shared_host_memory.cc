@@ -1,0 +1,181 @@
+#include "proc/shared_host_memory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "proc/process_file.h"
+#include "proc/procfs.h"
+
+namespace stasis {
+namespace {
+
+// The kernel's name for it, and those of what CRIU makes in its place: 4.2.1, and 3.16.
+constexpr std::array<std::string_view, 3> kNames{"/dev/zero (deleted)",
+                                                 "/memfd:/dev/zero (deleted)", "/memfd: (deleted)"};
+
+bool has_such_name(std::string_view path) {
+  return std::find(kNames.begin(), kNames.end(), path) != kNames.end();
+}
+
+// The word at the beginning of `text`, which is taken from it, with the blanks behind it.
+std::string_view take_word(std::string_view& text) {
+  const std::string_view word = text.substr(0, std::min(text.find(' '), text.size()));
+  text.remove_prefix(word.size());
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  return word;
+}
+
+std::optional<std::uint64_t> number_of(std::string_view word, int base) {
+  std::uint64_t value = 0;
+  const auto read = std::from_chars(word.data(), word.data() + word.size(), value, base);
+  if (read.ec != std::errc() || read.ptr != word.data() + word.size()) return std::nullopt;
+  return value;
+}
+
+// The objects that the process maps, whatever part of them and however.
+void add_objects_of(Pid pid, std::set<std::uint64_t>& out) {
+  proc::ProcessText file(pid, "maps");
+  for (std::string line; std::getline(file, line);) {
+    std::string_view rest = line;
+    for (int word = 0; word < 4; ++word)
+      take_word(rest);
+    const auto inode = number_of(take_word(rest), 10);
+    if (inode && has_such_name(rest)) out.insert(*inode);
+  }
+}
+
+// Also if it cannot be told.
+bool may_have_one_open(Pid pid) {
+  const auto files = proc::ProcFs().open_files(pid);
+  if (!files) return files.error().code != ErrorCode::kProcessGone;
+  return std::any_of(files->begin(), files->end(),
+                     [](const proc::OpenFile& file) { return has_such_name(file.path); });
+}
+
+bool open_object(Pid pid, SharedMapping& mapping) {
+  proc::Mapping place;
+  place.start = mapping.at.start;
+  place.end = mapping.at.end;
+  const proc::MappedFile mapped(pid, place);
+  if (mapped.link().empty()) return false;
+  auto opened = open_checked(AT_FDCWD, mapped.link(), O_RDONLY, [&](const struct stat& info) {
+    return is_memory_file(info) && info.st_ino == mapping.inode && info.st_size >= 0 &&
+           static_cast<std::uint64_t>(info.st_size) >= mapping.offset_of(mapping.at.end);
+  });
+  if (!opened) return false;
+  mapping.object = std::move(*opened);
+  return true;
+}
+
+bool overlap(const SharedMapping& one, const SharedMapping& other) {
+  return one.inode == other.inode && one.offset < other.offset_of(other.at.end) &&
+         other.offset < one.offset_of(one.at.end);
+}
+
+}  // namespace
+
+std::optional<SharedMapping> shared_mapping_of(const std::string& line) {
+  std::string_view rest = line;
+  const std::string_view range = take_word(rest);
+  const std::string_view permissions = take_word(rest);
+  const auto offset = number_of(take_word(rest), 16);
+  take_word(rest);  // the device: open_own_mappings() looks at the file itself
+  const auto inode = number_of(take_word(rest), 10);
+  if (permissions != "rw-s" || !has_such_name(rest) || !offset || !inode) return std::nullopt;
+  const std::size_t dash = range.find('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const auto start = number_of(range.substr(0, dash), 16);
+  const auto end = number_of(range.substr(dash + 1), 16);
+  if (!start || !end || *start >= *end || *offset > ~std::uint64_t{0} - (*end - *start))
+    return std::nullopt;
+  SharedMapping mapping;
+  mapping.at = {*start, *end};
+  mapping.offset = *offset;
+  mapping.inode = *inode;
+  return mapping;
+}
+
+std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
+                                             std::span<const Pid> others) {
+  if (mappings.empty() || may_have_one_open(pid)) return {};
+  std::set<std::uint64_t> elsewhere;
+  for (const Pid other : others) {
+    if (may_have_one_open(other)) return {};
+    add_objects_of(other, elsewhere);
+  }
+  std::vector<SharedMapping> out;
+  for (SharedMapping& mapping : mappings) {
+    const auto is_same = [&](const SharedMapping& other) { return overlap(mapping, other); };
+    if (elsewhere.contains(mapping.inode) || std::any_of(out.begin(), out.end(), is_same) ||
+        !open_object(pid, mapping))
+      continue;
+    out.push_back(std::move(mapping));
+  }
+  return out;
+}
+
+std::vector<AddressRange> blocks_there(const SharedMapping& mapping, std::uint64_t bytes) {
+  std::vector<AddressRange> out;
+  const int file = mapping.object.get();
+  const std::uint64_t last = mapping.at.end / bytes * bytes;
+  std::uint64_t block = (mapping.at.start + bytes - 1) / bytes * bytes;
+  std::uint64_t there = 0;  // of the block
+  const auto end_block = [&] {
+    if (there * 2 >= bytes) {
+      if (!out.empty() && out.back().end == block)
+        out.back().end += bytes;
+      else
+        out.push_back({block, block + bytes});
+    }
+    there = 0;
+    block += bytes;
+  };
+  for (std::uint64_t at = block; at < last;) {
+    const off_t data = ::lseek(file, static_cast<off_t>(mapping.offset_of(at)), SEEK_DATA);
+    const off_t hole = data < 0 ? -1 : ::lseek(file, data, SEEK_HOLE);
+    if (hole < 0) break;  // no more, or it cannot be told
+    std::uint64_t from = mapping.at.start + (static_cast<std::uint64_t>(data) - mapping.offset);
+    const std::uint64_t to =
+        std::min(mapping.at.start + (static_cast<std::uint64_t>(hole) - mapping.offset), last);
+    if (from >= last) break;
+    if (block + bytes <= from && there > 0) end_block();
+    if (block + bytes <= from) block = from / bytes * bytes;
+    while (from < to) {
+      const std::uint64_t end = std::min(to, block + bytes);
+      there += end - from;
+      from = end;
+      if (end == block + bytes) end_block();
+    }
+    at = std::max(to, at + 1);
+  }
+  if (block < last) end_block();
+  return out;
+}
+
+Result<void> read_shared(const SharedMapping& mapping, std::uint64_t address,
+                         std::span<std::byte> bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t got =
+        TEMP_FAILURE_RETRY(::pread(mapping.object.get(), bytes.data() + done, bytes.size() - done,
+                                   static_cast<off_t>(mapping.offset_of(address + done))));
+    if (got < 0) return fail(errno_error("cannot read shared memory", errno));
+    if (got == 0)
+      return fail(ErrorCode::kIo,
+                  fmt::format("shared memory at {:#x} has become shorter", address));
+    done += static_cast<std::size_t>(got);
+  }
+  return {};
+}
+
+}  // namespace stasis

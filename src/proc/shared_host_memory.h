@@ -1,0 +1,51 @@
+// Memory of no file that a process maps as shared (MAP_SHARED | MAP_ANONYMOUS), though no other
+// process has it: the driver's pinned memory is made so (cuMemAllocHost, cuMemHostAlloc; driver
+// 580.159.04 on an H200: "/dev/zero (deleted)", before a checkpoint, while it lasts and after it).
+//
+// Its pages belong to an object of the kernel's own and not to the process, which need not have
+// them in its page tables: what there is of it is asked of the object. CRIU makes such an object
+// anew as a file of memfd_create(2).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/ids.h"
+#include "base/result.h"
+#include "proc/zero_pages.h"
+
+namespace stasis {
+
+struct SharedMapping {
+  AddressRange at;
+  std::uint64_t offset = 0;  // of at.start in the object
+  std::uint64_t inode = 0;   // the object's; nothing else that may be mapped has the same
+  UniqueFd object;           // open_own_mappings() opens it, to be read
+
+  bool has(std::uint64_t address) const { return address >= at.start && address < at.end; }
+  std::uint64_t offset_of(std::uint64_t address) const { return offset + (address - at.start); }
+};
+
+// Of a line of /proc/PID/maps or smaps; nothing if that tells of anything else. It may be written.
+std::optional<SharedMapping> shared_mapping_of(const std::string& line);
+
+// Those of `mappings`, of process `pid`, that can be read and that none of `others` has or could
+// have: by a mapping of its own, or by an open descriptor of such an object, which no name tells
+// from another's. A second one of the same part of an object is left out, too.
+std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
+                                             std::span<const Pid> others);
+
+// The blocks of `bytes`, aligned in the process's addresses, of which at least half is there, as
+// ranges, by address.
+std::vector<AddressRange> blocks_there(const SharedMapping& mapping, std::uint64_t bytes);
+
+// What is there at `address`, which with all of `bytes` lies in the mapping; what is not reads as
+// zeros, and does not come to be there. kIo. Any number of threads at once.
+Result<void> read_shared(const SharedMapping& mapping, std::uint64_t address,
+                         std::span<std::byte> bytes);
+
+}  // namespace stasis
