@@ -25,6 +25,7 @@
 #include "criu/criu_deleted.h"
 #include "criu/criu_fifos.h"
 #include "criu/criu_files.h"
+#include "criu/criu_memory_files.h"
 #include "criu/criu_tcp_queues.h"
 #include "image/image_writer.h"
 #include "operations/asked_state.h"
@@ -391,6 +392,7 @@ class DumpRun {
     STASIS_TRY(put_listeners_first(writer_->criu_dir()));
     STASIS_TRY(drop_owner_threads(writer_->criu_dir()));
     STASIS_TRY(drop_signalling(writer_->criu_dir()));
+    STASIS_TRY(drop_execute_rights(writer_->criu_dir()));
     STASIS_TRY(rename_deleted(writer_->criu_dir()));
     if (connections_.are_all_saved()) STASIS_TRY(count_as_sent(writer_->criu_dir()));
     STASIS_TRY(refuse_descriptors_under_way(writer_->criu_dir(), criu_options_));
