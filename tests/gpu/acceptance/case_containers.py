@@ -11,7 +11,7 @@ from .case_groups import ALLREDUCE
 from .case_torch import TRAIN, losses, require_torch
 from .containers import Crun, Runc
 from .core import Failure, Skip, case, expect, expect_equal
-from .engines import Containerd, Podman, PodmanExport
+from .engines import Containerd, Podman, PodmanCdi, PodmanExport
 
 NEEDS = ("criu", "root", "program stasis")
 THREADS = os.path.join(os.path.dirname(TRAIN), "driver_threads.py")
@@ -237,6 +237,7 @@ def register(name, engine, kind, agent):
 
 for called, engine_type, kinds in (("runc", Runc, (counter, workload, torch)), ("crun", Crun, (counter, torch)),
                                    ("podman", Podman, (counter, torch)), ("podman.export", PodmanExport, (counter,)),
+                                   ("podman.cdi", PodmanCdi, (counter, torch)),
                                    ("ctr", Containerd, (counter, torch))):
     for one in kinds:
         for inside in (False, True):

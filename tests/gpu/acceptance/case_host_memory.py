@@ -22,6 +22,11 @@ def start(machine, name, size, agent, kind):
     return Target(machine, [machine.program("stasis"), "run", "--", *words] if agent else words, name)
 
 
+def by_name(figures):
+    """JSON has no other keys."""
+    return {str(key): value for key, value in figures.items()}
+
+
 def phase(report, name):
     return sum(p["seconds"] for p in report["phases"] if p["name"] == name)
 
@@ -233,7 +238,7 @@ def many_threads(machine):
             target.wait_rounds(1)
         target.finish()
     middle = {count: statistics.median(values) for count, values in still.items()}
-    return {"standstill_seconds": still, "suspend_seconds": whole,
+    return {"standstill_seconds": by_name(still), "suspend_seconds": by_name(whole),
             "note": f"3,000 threads: stands still {middle[3000]:.2f} s, the first time {still[3000][0]:.2f}; few: {middle[0]:.2f}"}
 
 
@@ -316,7 +321,7 @@ sys.exit(status)
 def many(machine):
     """Trees of up to 200 processes of which one has CUDA: what each adds to a suspend, and a dump beside CRIU's own."""
     workload = [machine.program("stasis-workload"), "memory", "--status", "{status}", "--size", "64M", "--pause-ms", "20"]
-    suspends, ratios, dumps, alone = {}, {}, {}, {}
+    suspends, ratios, dumps, alone, phases = {}, {}, {}, {}, {}
     for count in PLAIN:
         target = Target(machine, [machine.program("stasis"), "run", "--", sys.executable, "-c", TREE, str(count), *workload],
                         f"tree{count}")
@@ -332,13 +337,16 @@ def many(machine):
             target.wait_rounds(1)
             if count:
                 images = os.path.join(machine.work, f"image{count}.{number}")
-                dumps.setdefault(count, []).append(machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none",
-                                                                  "--leave-running").must_succeed().seconds)
+                done = machine.stasis("dump", target.pid, "--images-dir", images, "--sync", "none", "--leave-running",
+                                      "--json").must_succeed()
+                dumps.setdefault(count, []).append(done.seconds)
+                phases[str(count)] = {p["name"]: p["seconds"] for p in done.json()["phases"]}
                 ratios.setdefault(count, []).append(dumps[count][-1] / alone[count][-1])
         target.finish()
     middle = {count: statistics.median(values) for count, values in suspends.items()}
     each = {count: (middle[count] - middle[0]) / count for count in PLAIN if count}
     by_size = "; ".join(f"{count}: {each[count] * 1000:.2f} ms each, dump {statistics.median(dumps[count]):.2f} s, CRIU alone "
                         f"{statistics.median(alone[count]):.2f} s: {statistics.median(ratios[count]):.2f} times" for count in each)
-    return {"suspend_seconds": suspends, "dump_seconds": dumps, "criu_seconds": alone, "ratios": ratios,
+    return {"suspend_seconds": by_name(suspends), "dump_seconds": by_name(dumps), "criu_seconds": by_name(alone),
+            "ratios": by_name(ratios), "phases": phases,
             "note": f"what processes add to a suspend, and a dump of them, {by_size}"}

@@ -10,10 +10,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 import time
 
@@ -163,11 +165,13 @@ runtime = "{runtime}"
             words += ["--security-opt", name]
         for path, how in self.bind_mounts():
             words += ["--mount", f"type=bind,src={path},dst={path},{how},bind-nonrecursive=true"]
-        for node in device_nodes():
-            words += ["--device", node["path"]]
+        words += self.gpus()
         for key, value in self.variables(env).items():
             words += ["--env", f"{key}={value}"]
         return self._call(*words, IMAGE, *argv)
+
+    def gpus(self):
+        return [word for node in device_nodes() for word in ("--device", node["path"])]
 
     def run_once(self, *argv):
         return self._run(argv, {}, "--rm")
@@ -203,6 +207,42 @@ runtime = "{runtime}"
     def kill(self):
         super().kill()
         remove_cgroups("conmon")  # podman leaves it, empty
+
+
+def driver_files(machine):
+    """The libraries of the driver that this machine's programs load: of libcuda's version, in its folder."""
+    script = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(next(w for w in open('/proc/self/maps').read().split() if 'libcuda.so' in w))"
+    library = os.path.realpath(machine.run(sys.executable, "-c", script).must_succeed().out.strip())
+    version = library.rpartition(".so.")[2]
+    found = glob.glob(os.path.join(os.path.dirname(library), f"lib*.so.{version}"))
+    return sorted(path for path in found if os.path.realpath(path) == path and re.search(r"/lib(cuda|nvidia)", path)) or [library]
+
+
+class PodmanCdi(Podman):
+    """GPUs by name, as a file of the Container Device Interface describes them: nodes of devices, and each of the
+    driver's libraries as a mount of its own."""
+
+    def prepare(self):
+        edits = {"deviceNodes": [{"path": node["path"]} for node in device_nodes()],
+                 # Without a type, as the format allows and nvidia-ctk has it, crun 1.21 crashes at the restore.
+                 "mounts": [{"hostPath": path, "containerPath": path, "type": "bind",
+                             "options": ["ro", "nosuid", "nodev", "bind"]} for path in driver_files(self.machine)]}
+        self.mounted = len(edits["mounts"])
+        with open(os.path.join(self.folder("cdi"), "gpus.json"), "w", encoding="utf-8") as file:
+            json.dump({"cdiVersion": "0.5.0", "kind": "example.com/gpu", "devices": [{"name": "all", "containerEdits": edits}]},
+                      file)
+        self.mounts.mount_over("/etc/cdi", "--bind", self.folder("cdi"))
+        super().prepare()
+
+    def gpus(self):
+        return ["--device", "example.com/gpu=all"]
+
+    def _note(self):
+        super()._note()
+        with open(f"/proc/{self.pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+            points = [line.split()[4] for line in file]
+        if sum(point in points for point in driver_files(self.machine)) != self.mounted:
+            raise Skip("this podman does not take the file of the Container Device Interface")
 
 
 class PodmanExport(Podman):
