@@ -200,13 +200,12 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
 }
 
 // As criu asks for it: the process's pages, or those of an object.
-inside_criu::Range hidden_from_criu(std::uint64_t pid, const std::vector<SharedMapping>& shared,
+inside_criu::Range hidden_from_criu(std::uint64_t pid, const HostRanges& found,
                                     const AddressRange& range) {
-  for (const SharedMapping& mapping : shared)
-    if (mapping.has(range.start))
-      return {inside_criu::kObject | mapping.inode, mapping.offset_of(range.start),
-              mapping.offset_of(range.end)};
-  return {pid, range.start, range.end};
+  const SharedMapping* const mapping = found.shared_at(range.start);
+  if (mapping == nullptr) return {pid, range.start, range.end};
+  return {inside_criu::kObject | mapping->inode, mapping->offset_of(range.start),
+          mapping->offset_of(range.end)};
 }
 
 bool will_be_still(const TreeMember& member) { return member.initial == CudaState::kRunning; }
@@ -221,8 +220,12 @@ bool is_still(const TreeMember& member) {
 
 std::uint64_t HostMemory::add_sources(
     const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
-    const std::function<HostRanges(const proc::AddressSpace&, std::span<const Pid>)>& find,
+    const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
     std::vector<Source>& sources) {
+  std::vector<Pid> processes;
+  for (const TreeMember& member : tree.members())
+    if (member.process.alive()) processes.push_back(member.process.pid());
+  SharedObjects objects(std::move(processes));
   std::uint64_t bytes = 0;
   for (const TreeMember& member : tree.members()) {
     if (!wanted(member) || !member.process.alive()) continue;
@@ -230,11 +233,7 @@ std::uint64_t HostMemory::add_sources(
     if (!space) continue;
     auto pagemap = open_pagemap(*space);
     if (!pagemap) continue;
-    std::vector<Pid> others;
-    for (const TreeMember& other : tree.members())
-      if (other.process.pid() != member.process.pid() && other.process.alive())
-        others.push_back(other.process.pid());
-    HostRanges found = find(*space, others);
+    HostRanges found = find(*space, objects);
     if (found.ranges.empty() || !member.process.alive()) continue;
     bytes += total_of(found.ranges);
     sources.push_back({std::move(*space), std::move(*pagemap), std::move(found)});
@@ -387,7 +386,7 @@ Result<bool> HostMemory::hide(InsideCriu& pages) {
   for (const Source& source : sources_) {
     const auto pid = static_cast<std::uint64_t>(source.space.pid().value);
     for (const AddressRange& range : source.found.ranges)
-      ranges.push_back(hidden_from_criu(pid, source.found.shared, range));
+      ranges.push_back(hidden_from_criu(pid, source.found, range));
     STASIS_TRY_ASSIGN(const auto original, mark_host_memory_saved(source.space));
     ranges.push_back({pid, original.start, original.end});
   }

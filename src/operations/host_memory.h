@@ -76,7 +76,7 @@ class HostMemory {
   // With memory of the members that are wanted, as `find` sees it, and how much that is.
   static std::uint64_t add_sources(
       const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
-      const std::function<HostRanges(const proc::AddressSpace&, std::span<const Pid>)>& find,
+      const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
       std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);
   static Result<std::uint64_t> look(

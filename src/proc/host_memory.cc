@@ -8,6 +8,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -244,17 +245,18 @@ std::vector<AddressRange> blocks_of(const std::vector<AddressRange>& mappings, i
 }
 
 HostRanges find(const proc::AddressSpace& space, const std::vector<std::uint64_t>& pointers,
-                std::span<const Pid> others) {
+                SharedObjects& objects) {
   auto pagemap = open_pagemap(space);
   if (!pagemap || has_what_knows_pages(space.pid())) return {};
   PlainMappings mappings = plain_mappings(space.pid(), pointers);
   HostRanges out;
   out.ranges = blocks_of(mappings.own, pagemap->get());
-  out.shared = open_own_mappings(space.pid(), std::move(mappings.shared), others);
-  for (const SharedMapping& mapping : out.shared) {
-    const auto blocks = blocks_there(mapping, kHostBlock);
-    out.ranges.insert(out.ranges.end(), blocks.begin(), blocks.end());
-  }
+  out.shared = open_own_mappings(space.pid(), std::move(mappings.shared), objects);
+  std::vector<std::vector<AddressRange>> blocks(out.shared.size());
+  share_out(blocks.size(),
+            [&](std::size_t i) { blocks[i] = blocks_there(out.shared[i], kHostBlock); });
+  for (const auto& of_one : blocks)
+    out.ranges.insert(out.ranges.end(), of_one.begin(), of_one.end());
   std::sort(
       out.ranges.begin(), out.ranges.end(),
       [](const AddressRange& one, const AddressRange& other) { return one.start < other.start; });
@@ -299,20 +301,25 @@ Result<void> read_pages(const proc::AddressSpace& space, const UniqueFd& pagemap
 Result<void> read_host_memory(const proc::AddressSpace& space, const UniqueFd& pagemap,
                               const HostRanges& found, std::uint64_t address,
                               std::span<std::byte> bytes) {
-  const auto mapping =
-      std::find_if(found.shared.begin(), found.shared.end(),
-                   [&](const SharedMapping& shared) { return shared.has(address); });
-  return mapping == found.shared.end() ? read_pages(space, pagemap, address, bytes)
-                                       : read_shared(*mapping, address, bytes);
+  const SharedMapping* const mapping = found.shared_at(address);
+  return mapping == nullptr ? read_pages(space, pagemap, address, bytes)
+                            : read_shared(*mapping, address, bytes);
 }
 
-HostRanges find_host_memory(const proc::AddressSpace& space, std::span<const Pid> others) {
+const SharedMapping* HostRanges::shared_at(std::uint64_t address) const {
+  const auto next = std::upper_bound(
+      shared.begin(), shared.end(), address,
+      [](std::uint64_t place, const SharedMapping& mapping) { return place < mapping.at.start; });
+  return next != shared.begin() && std::prev(next)->has(address) ? &*std::prev(next) : nullptr;
+}
+
+HostRanges find_host_memory(const proc::AddressSpace& space, SharedObjects& objects) {
   const auto pointers = stack_pointers(space.pid());
-  return pointers ? find(space, *pointers, others) : HostRanges();
+  return pointers ? find(space, *pointers, objects) : HostRanges();
 }
 
-HostRanges guess_host_memory(const proc::AddressSpace& space, std::span<const Pid> others) {
-  return find(space, {}, others);
+HostRanges guess_host_memory(const proc::AddressSpace& space, SharedObjects& objects) {
+  return find(space, {}, objects);
 }
 
 }  // namespace stasis

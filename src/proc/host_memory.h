@@ -27,13 +27,16 @@ inline constexpr std::uint64_t kHostBlock = 256U << 10;
 
 struct HostRanges {
   std::vector<AddressRange> ranges;   // by address, each in one mapping or in private ones
-  std::vector<SharedMapping> shared;  // the others are of these
+  std::vector<SharedMapping> shared;  // the others are of these; by address
+
+  // The one of the range with that address, if it is of one.
+  const SharedMapping* shared_at(std::uint64_t address) const;
 };
 
 // The blocks of `space` of which at least half of the pages are there. Empty if it cannot be told
-// for certain. All threads of the process but the driver's are parked. `others`: the processes that
-// are dumped with it, which it may share memory with.
-HostRanges find_host_memory(const proc::AddressSpace& space, std::span<const Pid> others);
+// for certain. All threads of the process but the driver's are parked. `objects`: of all processes
+// that are dumped, with which it may share memory; it is one of them.
+HostRanges find_host_memory(const proc::AddressSpace& space, SharedObjects& objects);
 
 // Of the pages of that process, for read_pages(). kProcessGone, kNotPermitted.
 Result<UniqueFd> open_pagemap(const proc::AddressSpace& space);
@@ -48,6 +51,6 @@ Result<void> read_host_memory(const proc::AddressSpace& space, const UniqueFd& p
                               std::span<std::byte> bytes);
 
 // What find_host_memory() would find, about, if the threads, which run, were parked now.
-HostRanges guess_host_memory(const proc::AddressSpace& space, std::span<const Pid> others);
+HostRanges guess_host_memory(const proc::AddressSpace& space, SharedObjects& objects);
 
 }  // namespace stasis

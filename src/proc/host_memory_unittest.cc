@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -39,8 +38,15 @@ std::byte* filled_memory(std::size_t bytes, void* where = nullptr) {
   return static_cast<std::byte*>(memory);
 }
 
+// `others`: the processes of its tree besides.
+HostRanges found_in(const proc::AddressSpace& space, std::vector<Pid> others = {}) {
+  others.push_back(space.pid());
+  SharedObjects objects(std::move(others));
+  return find_host_memory(space, objects);
+}
+
 std::vector<AddressRange> ranges_of(const proc::AddressSpace& space) {
-  return find_host_memory(space, {}).ranges;
+  return found_in(space).ranges;
 }
 
 // Memory of a program that is busy for a while before it rests.
@@ -225,7 +231,7 @@ TEST(HostMemory, ThatNoOtherProcessSharesIsFoundAndReadThoughItIsMappedAsShared)
   const auto space = space_of(child.pid());
   const auto pagemap = open_pagemap(*space);
   ASSERT_TRUE(pagemap);
-  const HostRanges found = find_host_memory(*space, {});
+  const HostRanges found = found_in(*space);
   if (found.shared.empty()) GTEST_SKIP() << "not permitted to open what processes map";
   // But for blocks at its ends that are not whole.
   const std::uint64_t bytes = bytes_of(found.ranges);
@@ -242,7 +248,7 @@ TEST(HostMemory, ThatNoOtherProcessSharesIsFoundAndReadThoughItIsMappedAsShared)
       }
     }
   // Nothing has come to be there that was not.
-  EXPECT_EQ(find_host_memory(*space, {}).ranges, found.ranges);
+  EXPECT_EQ(ranges_of(*space), found.ranges);
 }
 
 TEST(HostMemory, ThatAnotherProcessOfTheTreeSharesIsLeft) {
@@ -260,7 +266,7 @@ TEST(HostMemory, ThatAnotherProcessOfTheTreeSharesIsLeft) {
   const Pid other{static_cast<int>(word.wait())};
   ASSERT_NE(other.value, 0);
   const auto space = space_of(child.pid());
-  EXPECT_TRUE(find_host_memory(*space, std::array{other}).shared.empty());
+  EXPECT_TRUE(found_in(*space, {other}).shared.empty());
   ::kill(other.value, SIGKILL);
 }
 
@@ -278,7 +284,37 @@ TEST(HostMemory, ThatADescriptorOfAnotherProcessIsOfIsLeft) {
   });
   ASSERT_EQ(word.wait(), 1U);
   const auto space = space_of(child.pid());
-  EXPECT_TRUE(find_host_memory(*space, std::array{Pid{::getpid()}}).shared.empty());
+  EXPECT_TRUE(found_in(*space, {Pid{::getpid()}}).shared.empty());
+}
+
+TEST(HostMemory, OfOneObjectIsFoundOnceHoweverOftenItIsMapped) {
+  constexpr std::uint64_t kHalf = kMemory / 2;
+  const SharedWord word;
+  const Child child([&] {
+    std::byte* memory = shared_memory();
+    // Its second half elsewhere, and all of it once more.
+    void* const half = ::mremap(memory + kHalf, 0, kHalf, MREMAP_MAYMOVE);
+    void* const all = ::mremap(memory, 0, kMemory, MREMAP_MAYMOVE);
+    if (half == MAP_FAILED || all == MAP_FAILED || ::munmap(memory + kHalf, kHalf) != 0) ::_exit(1);
+    *word.says = 1;
+    ::pause();
+  });
+  ASSERT_EQ(word.wait(), 1U);
+  const auto space = space_of(child.pid());
+  const HostRanges found = found_in(*space);
+  if (found.shared.empty()) GTEST_SKIP() << "not permitted to open what processes map";
+  std::uint64_t mapped = 0;
+  for (const SharedMapping& mapping : found.shared) {
+    mapped += mapping.at.end - mapping.at.start;
+    EXPECT_EQ(found.shared_at(mapping.at.start), &mapping);
+    EXPECT_EQ(found.shared_at(mapping.at.end - 1), &mapping);
+    for (const SharedMapping& other : found.shared)
+      EXPECT_TRUE(&other == &mapping || other.offset >= mapping.offset_of(mapping.at.end) ||
+                  mapping.offset >= other.offset_of(other.at.end));
+  }
+  EXPECT_EQ(mapped, kMemory);
+  EXPECT_EQ(found.shared_at(0), nullptr);
+  EXPECT_EQ(found.shared_at(~std::uint64_t{0}), nullptr);
 }
 
 TEST(SharedMapping, IsToldFromAllElseThatIsMapped) {

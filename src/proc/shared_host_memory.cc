@@ -8,12 +8,14 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/threads.h"
 #include "proc/process_file.h"
 #include "proc/procfs.h"
 
@@ -43,24 +45,22 @@ std::optional<std::uint64_t> number_of(std::string_view word, int base) {
   return value;
 }
 
-// The objects that the process maps, whatever part of them and however.
-void add_objects_of(Pid pid, std::set<std::uint64_t>& out) {
-  proc::ProcessText file(pid, "maps");
-  for (std::string line; std::getline(file, line);) {
-    std::string_view rest = line;
-    for (int word = 0; word < 4; ++word)
-      take_word(rest);
-    const auto inode = number_of(take_word(rest), 10);
-    if (inode && has_such_name(rest)) out.insert(*inode);
-  }
-}
-
-// Also if it cannot be told.
-bool may_have_one_open(Pid pid) {
+// The objects that the process maps, whatever part of them and however; nothing if it may have
+// others, by a descriptor, or if it cannot be told.
+std::optional<std::set<std::uint64_t>> objects_of(Pid pid) {
+  std::set<std::uint64_t> out;
   const auto files = proc::ProcFs().open_files(pid);
-  if (!files) return files.error().code != ErrorCode::kProcessGone;
-  return std::any_of(files->begin(), files->end(),
-                     [](const proc::OpenFile& file) { return has_such_name(file.path); });
+  if (!files)
+    return files.error().code == ErrorCode::kProcessGone ? std::optional(out) : std::nullopt;
+  if (std::any_of(files->begin(), files->end(),
+                  [](const proc::OpenFile& file) { return has_such_name(file.path); }))
+    return std::nullopt;
+  const auto done = proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
+    if (has_such_name(mapping.path)) out.insert(mapping.inode);
+    return true;
+  });
+  if (!done && done.error().code != ErrorCode::kProcessGone) return std::nullopt;
+  return out;
 }
 
 bool open_object(Pid pid, SharedMapping& mapping) {
@@ -78,10 +78,26 @@ bool open_object(Pid pid, SharedMapping& mapping) {
   return true;
 }
 
-bool overlap(const SharedMapping& one, const SharedMapping& other) {
-  return one.inode == other.inode && one.offset < other.offset_of(other.at.end) &&
-         other.offset < one.offset_of(one.at.end);
-}
+// Parts of objects, of which none lies over another.
+class Parts {
+ public:
+  // False if one of them lies over it.
+  bool add(const SharedMapping& mapping) {
+    const auto next = ends_.upper_bound({mapping.inode, mapping.offset});
+    const std::uint64_t end = mapping.offset_of(mapping.at.end);
+    if (next != ends_.end() && next->first.first == mapping.inode && next->first.second < end)
+      return false;
+    if (next != ends_.begin()) {
+      const auto before = std::prev(next);
+      if (before->first.first == mapping.inode && before->second > mapping.offset) return false;
+    }
+    ends_[{mapping.inode, mapping.offset}] = end;
+    return true;
+  }
+
+ private:
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> ends_;  // by inode and offset
+};
 
 }  // namespace
 
@@ -106,22 +122,32 @@ std::optional<SharedMapping> shared_mapping_of(const std::string& line) {
   return mapping;
 }
 
+bool SharedObjects::has_alone(Pid pid, std::uint64_t inode) {
+  if (!std::exchange(is_looked_at_, true)) look();
+  const auto owner = owners_.find(inode);
+  return owner != owners_.end() && owner->second == pid;
+}
+
+void SharedObjects::look() {
+  std::vector<std::optional<std::set<std::uint64_t>>> found(processes_.size());
+  share_out(found.size(), [&](std::size_t i) { found[i] = objects_of(processes_[i]); });
+  if (!std::all_of(found.begin(), found.end(), [](const auto& of) { return of.has_value(); }))
+    return;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    for (const std::uint64_t inode : *found[i])
+      if (const auto [owner, is_first] = owners_.emplace(inode, processes_[i]); !is_first)
+        owner->second.reset();
+}
+
 std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
-                                             std::span<const Pid> others) {
-  if (mappings.empty() || may_have_one_open(pid)) return {};
-  std::set<std::uint64_t> elsewhere;
-  for (const Pid other : others) {
-    if (may_have_one_open(other)) return {};
-    add_objects_of(other, elsewhere);
-  }
+                                             SharedObjects& objects) {
+  Parts parts;
+  std::erase_if(mappings, [&](const SharedMapping& mapping) {
+    return !objects.has_alone(pid, mapping.inode) || !parts.add(mapping);
+  });
   std::vector<SharedMapping> out;
-  for (SharedMapping& mapping : mappings) {
-    const auto is_same = [&](const SharedMapping& other) { return overlap(mapping, other); };
-    if (elsewhere.contains(mapping.inode) || std::any_of(out.begin(), out.end(), is_same) ||
-        !open_object(pid, mapping))
-      continue;
-    out.push_back(std::move(mapping));
-  }
+  for (SharedMapping& mapping : mappings)
+    if (open_object(pid, mapping)) out.push_back(std::move(mapping));
   return out;
 }
 

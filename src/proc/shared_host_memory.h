@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
@@ -33,11 +35,29 @@ struct SharedMapping {
 // Of a line of /proc/PID/maps or smaps; nothing if that tells of anything else. It may be written.
 std::optional<SharedMapping> shared_mapping_of(const std::string& line);
 
-// Those of `mappings`, of process `pid`, that can be read and that none of `others` has or could
-// have: by a mapping of its own, or by an open descriptor of such an object, which no name tells
-// from another's. A second one of the same part of an object is left out, too.
+// Which process of a tree has which object. Looks at all of them, once, when that is first asked:
+// for each process anew, a tree of many would stand still for as many looks as there are pairs.
+class SharedObjects {
+ public:
+  explicit SharedObjects(std::vector<Pid> processes) : processes_(std::move(processes)) {}
+
+  // Whether that process of the tree maps it, and no other of them has or could have it: by a
+  // mapping of its own, or by an open descriptor of any such object, which no name tells from
+  // another's. False if it cannot be told.
+  bool has_alone(Pid pid, std::uint64_t inode);
+
+ private:
+  void look();
+
+  std::vector<Pid> processes_;
+  bool is_looked_at_ = false;
+  std::map<std::uint64_t, std::optional<Pid>> owners_;  // by inode; nothing: several
+};
+
+// Those of `mappings`, of process `pid`, that can be read and that it has alone. A second one of
+// the same part of an object is left out, too.
 std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
-                                             std::span<const Pid> others);
+                                             SharedObjects& objects);
 
 // The blocks of `bytes`, aligned in the process's addresses, of which at least half is there, as
 // ranges, by address.
