@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -315,6 +317,43 @@ TEST(HostMemory, OfOneObjectIsFoundOnceHoweverOftenItIsMapped) {
   EXPECT_EQ(mapped, kMemory);
   EXPECT_EQ(found.shared_at(0), nullptr);
   EXPECT_EQ(found.shared_at(~std::uint64_t{0}), nullptr);
+}
+
+TEST(HostMemory, OfManyObjectsLeavesDescriptorsForAllElse) {
+  constexpr std::size_t kObjects = 60;
+  constexpr std::uint64_t kEach = 17U << 20;
+  const SharedWord word;
+  const Child child([&] {
+    for (std::size_t i = 0; i < kObjects; ++i) {
+      void* memory = ::mmap(nullptr, kEach, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (memory == MAP_FAILED) ::_exit(1);
+      std::memset(memory, 1, 2 * kHostBlock);
+    }
+    *word.says = 1;
+    ::pause();
+  });
+  ASSERT_EQ(word.wait(), 1U);
+  const auto space = space_of(child.pid());
+  if (found_in(*space).shared.size() != kObjects)
+    GTEST_SKIP() << "not permitted to open what processes map";
+  for (const bool may_be_raised : {true, false}) {
+    const pid_t looks = ::fork();
+    if (looks == 0) {
+      rlimit limit{};
+      ::getrlimit(RLIMIT_NOFILE, &limit);
+      limit.rlim_cur = 70;
+      if (!may_be_raised) limit.rlim_max = 70;
+      if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::_exit(2);
+      const HostRanges found = found_in(*space);
+      for (int i = 0; i < 40; ++i)
+        if (::dup(0) < 0) ::_exit(3);
+      ::_exit(found.shared.size() == (may_be_raised ? kObjects : 0) ? 0 : 4);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(looks, &status, 0), looks);
+    EXPECT_EQ(status, 0) << may_be_raised;
+  }
 }
 
 TEST(SharedMapping, IsToldFromAllElseThatIsMapped) {

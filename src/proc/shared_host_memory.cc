@@ -141,10 +141,13 @@ void SharedObjects::look() {
 
 std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
                                              SharedObjects& objects) {
+  // For what else is opened: a dump that fails for want of descriptors would not have without this.
+  constexpr std::uint64_t kSpare = 256;
   Parts parts;
   std::erase_if(mappings, [&](const SharedMapping& mapping) {
     return !objects.has_alone(pid, mapping.inode) || !parts.add(mapping);
   });
+  if (mappings.empty() || !allow_descriptors(mappings.size() + kSpare)) return {};
   std::vector<SharedMapping> out;
   for (SharedMapping& mapping : mappings)
     if (open_object(pid, mapping)) out.push_back(std::move(mapping));

@@ -55,7 +55,7 @@ class SharedObjects {
 };
 
 // Those of `mappings`, of process `pid`, that can be read and that it has alone. A second one of
-// the same part of an object is left out, too.
+// the same part of an object is left out, too. None if there are more than this program may open.
 std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
                                              SharedObjects& objects);
 
