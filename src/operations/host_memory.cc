@@ -378,6 +378,8 @@ Result<void> HostMemory::save(const Environment& env, const UniqueFd& image_dir,
   precopied_bytes_ = summary.precopied_bytes;
   unwanted_ = writer_->take_unwanted_room();
   writer_.reset();
+  // An open object keeps its memory, whatever the job gives up or ends meanwhile.
+  sources_.clear();
   return fault(FaultPoint::kHostSaved);
 }
 

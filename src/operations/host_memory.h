@@ -52,7 +52,7 @@ class HostMemory {
   // it until fill_host_memory(). False if there is more than can be kept from it; then CRIU saves
   // all.
   Result<bool> hide(InsideCriu& pages);
-  // Saves it.
+  // Saves it, and lets go of what has it.
   Result<void> save(const Environment& env, const UniqueFd& image_dir,
                     const ContentOptions& options);
   // For the manifest, if anything was saved.
@@ -84,7 +84,7 @@ class HostMemory {
       const std::vector<HostPiece>& pieces,
       const std::function<Result<std::uint64_t>(std::span<const std::byte>)>& take);
 
-  std::vector<Source> sources_;  // of each stream
+  std::vector<Source> sources_;  // of each stream, until all is saved
   std::optional<ContentWriter> writer_;
   std::uint64_t precopied_bytes_ = 0;
   UnwantedRoom unwanted_;
