@@ -226,15 +226,19 @@ void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRan
 }
 
 // The pages of large mappings are looked at by all processors: the program stands still meanwhile.
-std::vector<AddressRange> blocks_of(const std::vector<AddressRange>& mappings, int pagemap) {
+void add_parts(const AddressRange& mapping, std::vector<AddressRange>& parts) {
   constexpr std::uint64_t kPart = std::uint64_t{512} << 20;  // whole blocks
+  for (std::uint64_t at = mapping.start; at < mapping.end;) {
+    const std::uint64_t end = std::min(mapping.end, at / kPart * kPart + kPart);
+    parts.push_back({at, end});
+    at = end;
+  }
+}
+
+std::vector<AddressRange> blocks_of(const std::vector<AddressRange>& mappings, int pagemap) {
   std::vector<AddressRange> parts;
   for (const AddressRange& mapping : mappings)
-    for (std::uint64_t at = mapping.start; at < mapping.end;) {
-      const std::uint64_t end = std::min(mapping.end, at / kPart * kPart + kPart);
-      parts.push_back({at, end});
-      at = end;
-    }
+    add_parts(mapping, parts);
   std::vector<std::vector<AddressRange>> found(parts.size());
   share_out(parts.size(), [&](std::size_t i) { add_blocks(parts[i], pagemap, found[i]); });
   std::vector<AddressRange> out;
@@ -252,9 +256,13 @@ HostRanges find(const proc::AddressSpace& space, const std::vector<std::uint64_t
   HostRanges out;
   out.ranges = blocks_of(mappings.own, pagemap->get());
   out.shared = open_own_mappings(space.pid(), std::move(mappings.shared), objects);
-  std::vector<std::vector<AddressRange>> blocks(out.shared.size());
-  share_out(blocks.size(),
-            [&](std::size_t i) { blocks[i] = blocks_there(out.shared[i], kHostBlock); });
+  std::vector<AddressRange> parts;
+  for (const SharedMapping& mapping : out.shared)
+    add_parts(mapping.at, parts);
+  std::vector<std::vector<AddressRange>> blocks(parts.size());
+  share_out(parts.size(), [&](std::size_t i) {
+    blocks[i] = blocks_there(*out.shared_at(parts[i].start), parts[i], kHostBlock);
+  });
   for (const auto& of_one : blocks)
     out.ranges.insert(out.ranges.end(), of_one.begin(), of_one.end());
   std::sort(

@@ -1,9 +1,12 @@
 #include "proc/host_memory.h"
 
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -319,6 +322,45 @@ TEST(HostMemory, OfOneObjectIsFoundOnceHoweverOftenItIsMapped) {
   EXPECT_EQ(found.shared_at(~std::uint64_t{0}), nullptr);
 }
 
+TEST(HostMemory, OfAnObjectWhoseLockAnotherProcessKeepsIsFoundAllTheSame) {
+  const UniqueFd file(::memfd_create("", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), kMemory), 0);
+  const SharedWord word;
+  const Child child([&] {
+    void* memory = ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) ::_exit(1);
+    std::memset(memory, 1, kMemory);
+    ::close(file.get());
+    *word.says = 1;
+    ::pause();
+  });
+  ASSERT_EQ(word.wait(), 1U);
+  const auto space = space_of(child.pid());
+  if (found_in(*space).shared.empty()) GTEST_SKIP() << "not permitted to open what processes map";
+  const SharedWord keeps;
+  const Child keeper([&] {
+    void* page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int fd = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC));
+    uffdio_api api{.api = UFFD_API, .features = 0, .ioctls = 0};
+    uffdio_register all{
+        {reinterpret_cast<std::uintptr_t>(page), 4096}, UFFDIO_REGISTER_MODE_MISSING, 0};
+    const bool done =
+        fd >= 0 && ::ioctl(fd, UFFDIO_API, &api) == 0 && ::ioctl(fd, UFFDIO_REGISTER, &all) == 0;
+    *keeps.says = done ? 1 : 2;
+    (void)::pwrite(file.get(), page, 4096, 0);
+    ::pause();
+  });
+  if (keeps.wait() != 1) GTEST_SKIP() << "no userfaultfd here";
+  ::usleep(100'000);
+  const SharedWord finds;
+  const Child looks([&] {
+    *finds.says = found_in(*space).ranges.empty() ? 1 : 2;
+    ::pause();
+  });
+  EXPECT_EQ(finds.wait(), 2U);
+  ::kill(keeper.pid().value, SIGKILL);  // else what waits for the lock could not be ended
+}
+
 TEST(HostMemory, OfManyObjectsLeavesDescriptorsForAllElse) {
   constexpr std::size_t kObjects = 60;
   constexpr std::uint64_t kEach = 17U << 20;
@@ -328,7 +370,7 @@ TEST(HostMemory, OfManyObjectsLeavesDescriptorsForAllElse) {
       void* memory = ::mmap(nullptr, kEach, PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (memory == MAP_FAILED) ::_exit(1);
-      std::memset(memory, 1, 2 * kHostBlock);
+      std::memset(memory, 1, 6 * kHostBlock);
     }
     *word.says = 1;
     ::pause();

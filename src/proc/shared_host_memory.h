@@ -55,13 +55,17 @@ class SharedObjects {
 };
 
 // Those of `mappings`, of process `pid`, that can be read and that it has alone. A second one of
-// the same part of an object is left out, too. None if there are more than this program may open.
+// the same part of an object is left out, too, and so is one of which hardly anything is there.
+// None if there are more than this program may open.
 std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,
                                              SharedObjects& objects);
 
-// The blocks of `bytes`, aligned in the process's addresses, of which at least half is there, as
-// ranges, by address.
-std::vector<AddressRange> blocks_there(const SharedMapping& mapping, std::uint64_t bytes);
+// The blocks of `bytes` in `part` of the mapping, aligned in the process's addresses, of which at
+// least half is there and not swapped out, as ranges, by address. By mincore(2) of a mapping of our
+// own, which is not touched: lseek(2) waits for the object's lock, which each process that has a
+// descriptor of it can keep for as long as it likes, by a write out of a page that does not come.
+std::vector<AddressRange> blocks_there(const SharedMapping& mapping, const AddressRange& part,
+                                       std::uint64_t bytes);
 
 // What is there at `address`, which with all of `bytes` lies in the mapping; what is not reads as
 // zeros, and does not come to be there. kIo. Any number of threads at once.
