@@ -256,40 +256,82 @@ TEST(HostMemory, ThatNoOtherProcessSharesIsFoundAndReadThoughItIsMappedAsShared)
   EXPECT_EQ(ranges_of(*space), found.ranges);
 }
 
-TEST(HostMemory, ThatAnotherProcessOfTheTreeSharesIsLeft) {
-  const SharedWord word;
-  const Child child([&] {
-    shared_memory();
-    const pid_t other = ::fork();
-    if (other == 0) {
-      ::pause();
-      ::_exit(0);
-    }
-    *word.says = static_cast<std::uint64_t>(other);
-    ::pause();
-  });
-  const Pid other{static_cast<int>(word.wait())};
-  ASSERT_NE(other.value, 0);
-  const auto space = space_of(child.pid());
-  EXPECT_TRUE(found_in(*space, {other}).shared.empty());
-  ::kill(other.value, SIGKILL);
+// A child and a process that it has forked, which touches its memory or not.
+struct Forked {
+  explicit Forked(bool touches)
+      : child([this, touches] {
+          std::byte* const memory = shared_memory();
+          const pid_t process = ::fork();
+          if (process == 0) {
+            if (touches) memory[kMemory / 2] = std::byte{1};
+            *ready.says = 1;
+            ::pause();
+            ::_exit(0);
+          }
+          *word.says = static_cast<std::uint64_t>(process);
+          ::pause();
+        }),
+        other{static_cast<int>(word.wait())} {
+    ready.wait();
+  }
+  ~Forked() { ::kill(other.value, SIGKILL); }
+  Forked(const Forked&) = delete;
+  Forked& operator=(const Forked&) = delete;
+
+  SharedWord word;
+  SharedWord ready;
+  Child child;
+  Pid other;
+};
+
+TEST(HostMemory, ThatAnotherProcessOfTheTreeUsesIsLeft) {
+  const Forked two(true);
+  ASSERT_NE(two.other.value, 0);
+  EXPECT_TRUE(found_in(*space_of(two.child.pid()), {two.other}).shared.empty());
+  EXPECT_TRUE(found_in(*space_of(two.other), {two.child.pid()}).shared.empty());
+}
+
+// As the workers of a loader have their parent's.
+TEST(HostMemory, ThatAnotherProcessOfTheTreeHasInheritedAndNotTouchedIsFound) {
+  const Forked two(false);
+  ASSERT_NE(two.other.value, 0);
+  const HostRanges found = found_in(*space_of(two.child.pid()));
+  if (found.shared.empty()) GTEST_SKIP() << "not permitted to open what processes map";
+  EXPECT_EQ(found_in(*space_of(two.child.pid()), {two.other}).ranges, found.ranges);
+  EXPECT_TRUE(found_in(*space_of(two.other), {two.child.pid()}).shared.empty());
 }
 
 TEST(HostMemory, ThatADescriptorOfAnotherProcessIsOfIsLeft) {
   const UniqueFd file(::memfd_create("", MFD_CLOEXEC));
+  const UniqueFd other(::memfd_create("", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(file.get(), kMemory), 0);
+  ASSERT_EQ(::ftruncate(other.get(), kMemory), 0);
   const SharedWord word;
   const Child child([&] {
-    void* memory = ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    if (memory == MAP_FAILED) ::_exit(1);
-    std::memset(memory, 1, kMemory);
-    ::close(file.get());
+    for (const UniqueFd* each : {&file, &other}) {
+      void* memory = ::mmap(nullptr, kMemory, PROT_READ | PROT_WRITE, MAP_SHARED, each->get(), 0);
+      if (memory == MAP_FAILED) ::_exit(1);
+      std::memset(memory, 1, kMemory);
+      ::close(each->get());
+    }
     *word.says = 1;
     ::pause();
   });
   ASSERT_EQ(word.wait(), 1U);
   const auto space = space_of(child.pid());
+  const auto alone = found_in(*space).shared.size();
+  if (alone == 0) GTEST_SKIP() << "not permitted to open what processes map";
+  EXPECT_EQ(alone, 2U);
+  // This process has both.
   EXPECT_TRUE(found_in(*space, {Pid{::getpid()}}).shared.empty());
+  const Child third([&] {
+    ::close(other.get());
+    *word.says = 2;
+    ::pause();
+  });
+  while (*word.says != 2)
+    ::usleep(1000);
+  EXPECT_EQ(found_in(*space, {third.pid()}).shared.size(), 1U);
 }
 
 TEST(HostMemory, OfOneObjectIsFoundOnceHoweverOftenItIsMapped) {

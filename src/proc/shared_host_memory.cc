@@ -11,7 +11,6 @@
 #include <charconv>
 #include <cstddef>
 #include <iterator>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -47,21 +46,57 @@ std::optional<std::uint64_t> number_of(std::string_view word, int base) {
   return value;
 }
 
-// The objects that the process maps, whatever part of them and however; nothing if it may have
-// others, by a descriptor, or if it cannot be told.
-std::optional<std::set<std::uint64_t>> objects_of(Pid pid) {
-  std::set<std::uint64_t> out;
+// Has the process a page of the mapping in its page tables? Also if that cannot be told, or takes
+// long to.
+bool is_touched(const UniqueFd& pagemap, const proc::Mapping& mapping) {
+  constexpr std::uint64_t kPageOfTable = 4096;
+  constexpr std::uint64_t kMost = std::uint64_t{64} << 30;  // 0.1 s
+  constexpr std::uint64_t kTouched = 3ULL << 62;            // there, or swapped out
+  if (mapping.end - mapping.start > kMost) return true;
+  std::vector<std::uint64_t> pages(32U << 10);
+  for (std::uint64_t at = mapping.start; at < mapping.end;) {
+    const std::uint64_t count =
+        std::min<std::uint64_t>(pages.size(), (mapping.end - at) / kPageOfTable);
+    const std::size_t bytes = count * sizeof pages[0];
+    const auto from = static_cast<off_t>(at / kPageOfTable * sizeof pages[0]);
+    if (count == 0 ||
+        ::pread(pagemap.get(), pages.data(), bytes, from) != static_cast<ssize_t>(bytes))
+      return true;
+    if (std::any_of(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(count),
+                    [](std::uint64_t page) { return (page & kTouched) != 0; }))
+      return true;
+    at += count * kPageOfTable;
+  }
+  return false;
+}
+
+using Objects = std::map<std::uint64_t, bool>;  // by inode: whether it was touched
+
+// The objects that the process maps, whatever part of them and however, or has a descriptor of;
+// nothing if it cannot be told.
+std::optional<Objects> objects_of(Pid pid) {
+  Objects out;
   const auto files = proc::ProcFs().open_files(pid);
   if (!files)
     return files.error().code == ErrorCode::kProcessGone ? std::optional(out) : std::nullopt;
-  if (std::any_of(files->begin(), files->end(),
-                  [](const proc::OpenFile& file) { return has_such_name(file.path); }))
-    return std::nullopt;
+  for (const proc::OpenFile& file : *files) {
+    if (!has_such_name(file.path)) continue;
+    const auto info = known_status(fmt::format("/proc/{}/fd/{}", pid.value, file.descriptor));
+    if (!info) return std::nullopt;
+    out[info->st_ino] = true;
+  }
+  std::vector<proc::Mapping> mappings;
   const auto done = proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
-    if (has_such_name(mapping.path)) out.insert(mapping.inode);
+    if (has_such_name(mapping.path)) mappings.push_back(mapping);
     return true;
   });
   if (!done && done.error().code != ErrorCode::kProcessGone) return std::nullopt;
+  if (mappings.empty()) return out;
+  const auto pagemap = proc::open_after_look(pid, fmt::format("/proc/{}/pagemap", pid.value));
+  for (const proc::Mapping& mapping : mappings) {
+    bool& touched = out[mapping.inode];
+    touched = touched || !pagemap || is_touched(*pagemap, mapping);
+  }
   return out;
 }
 
@@ -140,14 +175,17 @@ bool SharedObjects::has_alone(Pid pid, std::uint64_t inode) {
 }
 
 void SharedObjects::look() {
-  std::vector<std::optional<std::set<std::uint64_t>>> found(processes_.size());
+  std::vector<std::optional<Objects>> found(processes_.size());
   share_out(found.size(), [&](std::size_t i) { found[i] = objects_of(processes_[i]); });
   if (!std::all_of(found.begin(), found.end(), [](const auto& of) { return of.has_value(); }))
     return;
-  for (std::size_t i = 0; i < found.size(); ++i)
-    for (const std::uint64_t inode : *found[i])
-      if (const auto [owner, is_first] = owners_.emplace(inode, processes_[i]); !is_first)
-        owner->second.reset();
+  for (const bool wanted : {true, false})
+    for (std::size_t i = 0; i < found.size(); ++i)
+      for (const auto& [inode, touched] : *found[i]) {
+        if (touched != wanted) continue;
+        const auto [owner, is_first] = owners_.emplace(inode, processes_[i]);
+        if (!is_first && touched) owner->second.reset();
+      }
 }
 
 std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping> mappings,

@@ -1,6 +1,7 @@
 // Memory of no file that a process maps as shared (MAP_SHARED | MAP_ANONYMOUS), though no other
-// process has it: the driver's pinned memory is made so (cuMemAllocHost, cuMemHostAlloc; driver
+// process uses it: the driver's pinned memory is made so (cuMemAllocHost, cuMemHostAlloc; driver
 // 580.159.04 on an H200: "/dev/zero (deleted)", before a checkpoint, while it lasts and after it).
+// Processes that are forked then, such as a loader's workers, map it as well, and do not touch it.
 //
 // Its pages belong to an object of the kernel's own and not to the process, which need not have
 // them in its page tables: what there is of it is asked of the object. CRIU makes such an object
@@ -41,9 +42,10 @@ class SharedObjects {
  public:
   explicit SharedObjects(std::vector<Pid> processes) : processes_(std::move(processes)) {}
 
-  // Whether that process of the tree maps it, and no other of them has or could have it: by a
-  // mapping of its own, or by an open descriptor of any such object, which no name tells from
-  // another's. False if it cannot be told.
+  // Whether that process of the tree maps it, and no other of them uses it: none has a page of it
+  // in its page tables, which fork(2) leaves empty for it, or a descriptor of it. False if it
+  // cannot be told. For an image that criu alone restores: a process without CUDA would run there,
+  // and find zeros.
   bool has_alone(Pid pid, std::uint64_t inode);
 
  private:
@@ -51,7 +53,8 @@ class SharedObjects {
 
   std::vector<Pid> processes_;
   bool is_looked_at_ = false;
-  std::map<std::uint64_t, std::optional<Pid>> owners_;  // by inode; nothing: several
+  // By inode: the one that uses it, else the first that maps it; nothing: several use it.
+  std::map<std::uint64_t, std::optional<Pid>> owners_;
 };
 
 // Those of `mappings`, of process `pid`, that can be read and that it has alone. A second one of

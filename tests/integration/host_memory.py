@@ -70,6 +70,9 @@ class Program:
         # One object, which the child reads and neither writes.
         self.regions["together"] = region(18 << 20, SHARED)
         self.regions["together"][:] = self.random.randbytes(18 << 20)
+        # And one that the child has and does not touch.
+        self.regions["inherited"] = region(20 << 20, SHARED)
+        self.regions["inherited"][:] = self.random.randbytes(20 << 20)
         self.sums = {name: Sums(memory) for name, memory in self.regions.items()}
         self.child = self.fork()
         # Mapped as shared, as pinned memory is, and no other's. Every fourth part was never written.
