@@ -9,11 +9,13 @@ import sys
 import threading
 
 from . import plain_criu
+from .case_torch import require_torch
 from .core import case, expect, expect_equal
 from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-workload", "criu", "root")
 WAYS = ("criu", "parallel")
+PINNED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pinned.py")
 
 
 def start(machine, name, size, agent, kind):
@@ -219,6 +221,34 @@ def pinned(machine):
     return {"size": size, "seconds": seconds, "past_criu_bytes": past, "by_criu_bytes": rest,
             "note": f"{size}: {past / (past + rest):.1%} past CRIU, {rest >> 20} MiB by it; dump {middle['dump']:.2f} s, "
                     f"restore {middle['restore']:.2f} s; {verified} rounds"}
+
+
+@case("host_memory.torch", simulated=False, needs=NEEDS)
+def torch(machine):
+    """PyTorch with pinned memory, which the workers of a loader inherit: past CRIU and by it, in turn."""
+    version = require_torch(machine)
+    gib = 3
+    target = Target(machine, [machine.program("stasis"), "run", "--", sys.executable, PINNED, "{status}", str(gib)], "torch")
+    target.wait_rounds(5)
+    seconds, past = {}, {}
+    for _ in range(2):
+        for way in WAYS:
+            image = os.path.join(machine.work, "image")
+            shutil.rmtree(image, ignore_errors=True)
+            words = ("dump", target.pid, "--images-dir", image, "--sync", "none", "--host-memory", way, "--json")
+            seconds.setdefault(f"dump {way}", []).append(machine.stasis(*words, timeout=180).must_succeed().json()["seconds"])
+            target.forget_exit()
+            past[way] = sum(os.path.getsize(os.path.join(folder, name))
+                            for folder, _, names in os.walk(os.path.join(image, "host")) for name in names)
+            seconds.setdefault(f"restore {way}", []).append(machine.stasis("restore", "--images-dir", image, "--detach", "--json")
+                                                            .must_succeed().json()["seconds"])
+            target.wait_rounds(3)
+    expect(past["parallel"] > (gib << 30) * 0.9 and past["criu"] == 0, f"past CRIU went {past}")
+    verified = target.finish()
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"seconds": seconds, "medians": middle, "past_criu_bytes": past, "torch": version,
+            "note": f"{gib} GiB pinned, two workers: dump {middle['dump criu']:.2f} s by CRIU, {middle['dump parallel']:.2f} s past "
+                    f"it; restore {middle['restore criu']:.2f} s, {middle['restore parallel']:.2f} s; {verified} rounds"}
 
 
 @case("threads.many", needs=NEEDS)
