@@ -97,8 +97,9 @@ std::optional<std::uint32_t> ContentBase::find(const BlockDigest& digest) const 
   }
 }
 
-// The emptiest files are left out until the rest has no more bytes out of use than in use, and
-// there are not too many. So a dump moves as much as has become useless before.
+// The emptiest files are left out until the rest has no more bytes out of use than in use: so a
+// dump moves as much as has become useless before. Of too many, those are left out from which the
+// least has to be moved: the emptiest may be the largest by far.
 void ContentBase::choose_files() {
   const std::vector<std::uint64_t>& sizes = index().file_sizes;
   used_.assign(sizes.size(), 0);
@@ -118,10 +119,15 @@ void ContentBase::choose_files() {
   gives_.assign(sizes.size(), false);
   const std::uint64_t all_used = std::accumulate(used_.begin(), used_.end(), std::uint64_t{0});
   std::uint64_t useless = 0;
-  for (std::size_t i = 0; i < files.size() && i < kMostReused; ++i) {
-    const std::size_t file = files[i];
+  const auto last = std::find_if(files.begin(), files.end(), [&](std::size_t file) {
     useless += sizes[file] - std::min(used_[file], sizes[file]);
-    if (used_[file] == 0 || useless > all_used) break;
+    return used_[file] == 0 || useless > all_used;
+  });
+  files.erase(last, files.end());
+  std::stable_sort(files.begin(), files.end(),
+                   [&](std::size_t a, std::size_t b) { return used_[a] > used_[b]; });
+  files.resize(std::min(files.size(), kMostReused));
+  for (const std::size_t file : files) {
     gives_[file] = true;
     usable_bytes_ += used_[file];
   }

@@ -342,6 +342,23 @@ TEST_F(ContentBaseTest, TheEmptiestFilesGiveNothing) {
   expect_holds("four", content.bytes());
 }
 
+TEST_F(ContentBaseTest, OfTooManyFilesTheSmallestGiveNothing) {
+  constexpr std::size_t kChunks = 200;
+  Memory content(kChunks * kTestChunk);
+  fill_random(content.bytes(), 1);
+  make("image-0", content.bytes());
+  // Each adds a file, until there are as many as may be reused, and more.
+  for (unsigned i = 1; i <= 50; ++i) {
+    fill_random(content.chunk(3 * i), 1000 + i);
+    const auto base = open(fmt::format("image-{}", i - 1)).value();
+    const auto made = make(fmt::format("image-{}", i), content.bytes(), base);
+    // A few of one chunk each are moved, and never the large one.
+    ASSERT_LE(made.summary.written_bytes, 8 * kTestChunk) << i;
+    std::filesystem::remove_all(dir_ / fmt::format("image-{}", i - 1));
+  }
+  expect_holds("image-50", content.bytes());
+}
+
 // ---- What cannot be a base --------------------------------------------------------------------
 
 TEST_F(ContentBaseTest, DamageIsFoundBeforeItIsReliedOn) {
