@@ -1,10 +1,10 @@
 // Keeps pages from criu that the tool saves itself (docs/adr/0047-host-memory.md).
 //
-// CRIU asks the kernel which pages of a process there are, by reading /proc/PID/pagemap or by its
-// ioctl PAGEMAP_SCAN, and which of an object of shared memory, by lseek(2), and saves those. These
+// CRIU asks the kernel which pages a process has, by reading /proc/PID/pagemap or by its ioctl
+// PAGEMAP_SCAN, and which pages an object of shared memory has, by lseek(2); it saves those. These
 // functions stand in front of the C library's and leave the pages of the tool's table out of the
-// answer. A criu that asks in another way saves them as
-// well, which costs time and disk space and nothing else.
+// answer. A criu that asks in another way saves them as well, which costs time and disk space and
+// nothing else.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>

@@ -7,9 +7,10 @@
 
 namespace stasis {
 
-// Takes the right to execute from such memory in the image. The kernel gives it with all rights,
-// which only a descriptor of it would show, and none is had; where it forbids to execute files of
-// memory (vm.memfd_noexec) CRIU cannot give that right to the file, and the restore fails. kIo.
+// Takes the right to execute from such memory in the image. The kernel makes it with all rights,
+// which show only in a descriptor of it; where it forbids to execute files of memory
+// (vm.memfd_noexec) CRIU cannot give that right to the file, and the restore fails. A file that a
+// program has made itself by the kernel's name for such memory, "/dev/zero", loses it, too. kIo.
 Result<void> drop_execute_rights(const UniqueFd& criu_dir);
 
 }  // namespace stasis

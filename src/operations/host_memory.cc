@@ -336,7 +336,8 @@ Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree
   return {};
 }
 
-Result<void> HostMemory::forget_precopied(const UniqueFd& image_dir) {
+Result<void> HostMemory::leave_to_criu(const UniqueFd& image_dir) {
+  sources_.clear();
   if (!writer_) return {};
   writer_.reset();
   return remove_tree(image_dir, content_folder(ContentKind::kHost),

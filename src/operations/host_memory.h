@@ -46,8 +46,9 @@ class HostMemory {
   };
   Result<void> precopy(const Environment& env, const ProcessTree& tree, const UniqueFd& image_dir,
                        const ContentOptions& options, const PrecopyLimits& limits);
-  // What precopy() has stored is not wanted: nothing is left of it in the image.
-  Result<void> forget_precopied(const UniqueFd& image_dir);
+  // CRIU saves all: lets go of what find() has opened, and nothing is left in the image of what
+  // precopy() has stored.
+  Result<void> leave_to_criu(const UniqueFd& image_dir);
   // Keeps it from criu, and has the processes say so (parking.h): what CRIU restores of them lacks
   // it until fill_host_memory(). False if there is more than can be kept from it; then CRIU saves
   // all.

@@ -43,7 +43,7 @@ Result<void> HostMemoryDump::begin(ProcessTree& tree, const UniqueFd& image_dir,
     hidden = false;
   }
   STASIS_TRY(hidden);
-  if (!*hidden) return memory_.forget_precopied(image_dir);
+  if (!*hidden) return memory_.leave_to_criu(image_dir);
   // While CRIU works: it does not see that memory.
   saving_ = in_background([this, &image_dir]() -> Result<void> {
     wait_until_stopped();

@@ -262,6 +262,7 @@ struct Forked {
       : child([this, touches] {
           std::byte* const memory = shared_memory();
           const pid_t process = ::fork();
+          if (process < 0) ::_exit(1);
           if (process == 0) {
             if (touches) memory[kMemory / 2] = std::byte{1};
             *ready.says = 1;
@@ -274,7 +275,9 @@ struct Forked {
         other{static_cast<int>(word.wait())} {
     ready.wait();
   }
-  ~Forked() { ::kill(other.value, SIGKILL); }
+  ~Forked() {
+    if (other.value > 0) ::kill(other.value, SIGKILL);
+  }
   Forked(const Forked&) = delete;
   Forked& operator=(const Forked&) = delete;
 
@@ -286,7 +289,9 @@ struct Forked {
 
 TEST(HostMemory, ThatAnotherProcessOfTheTreeUsesIsLeft) {
   const Forked two(true);
-  ASSERT_NE(two.other.value, 0);
+  ASSERT_GT(two.other.value, 0);
+  if (found_in(*space_of(two.child.pid())).shared.empty())
+    GTEST_SKIP() << "not permitted to open what processes map";
   EXPECT_TRUE(found_in(*space_of(two.child.pid()), {two.other}).shared.empty());
   EXPECT_TRUE(found_in(*space_of(two.other), {two.child.pid()}).shared.empty());
 }
@@ -294,7 +299,7 @@ TEST(HostMemory, ThatAnotherProcessOfTheTreeUsesIsLeft) {
 // As the workers of a loader have their parent's.
 TEST(HostMemory, ThatAnotherProcessOfTheTreeHasInheritedAndNotTouchedIsFound) {
   const Forked two(false);
-  ASSERT_NE(two.other.value, 0);
+  ASSERT_GT(two.other.value, 0);
   const HostRanges found = found_in(*space_of(two.child.pid()));
   if (found.shared.empty()) GTEST_SKIP() << "not permitted to open what processes map";
   EXPECT_EQ(found_in(*space_of(two.child.pid()), {two.other}).ranges, found.ranges);
@@ -329,7 +334,7 @@ TEST(HostMemory, ThatADescriptorOfAnotherProcessIsOfIsLeft) {
     *word.says = 2;
     ::pause();
   });
-  while (*word.says != 2)
+  for (int i = 0; i < 5000 && *word.says != 2; ++i)
     ::usleep(1000);
   EXPECT_EQ(found_in(*space, {third.pid()}).shared.size(), 1U);
 }

@@ -46,13 +46,16 @@ std::optional<std::uint64_t> number_of(std::string_view word, int base) {
   return value;
 }
 
-// Has the process a page of the mapping in its page tables? Also if that cannot be told, or takes
-// long to.
-bool is_touched(const UniqueFd& pagemap, const proc::Mapping& mapping) {
+// Of a process's addresses so much is looked at: 0.4 s.
+constexpr std::uint64_t kMostLookedAt = std::uint64_t{256} << 30;
+
+// Has the process a page of the mapping in its page tables? Also if that cannot be told, or there
+// is more of it than `left`, from which it is taken.
+bool is_touched(const UniqueFd& pagemap, const proc::Mapping& mapping, std::uint64_t& left) {
   constexpr std::uint64_t kPageOfTable = 4096;
-  constexpr std::uint64_t kMost = std::uint64_t{64} << 30;  // 0.1 s
-  constexpr std::uint64_t kTouched = 3ULL << 62;            // there, or swapped out
-  if (mapping.end - mapping.start > kMost) return true;
+  constexpr std::uint64_t kTouched = 3ULL << 62;  // there, or swapped out
+  if (mapping.end - mapping.start > left) return true;
+  left -= mapping.end - mapping.start;
   std::vector<std::uint64_t> pages(32U << 10);
   for (std::uint64_t at = mapping.start; at < mapping.end;) {
     const std::uint64_t count =
@@ -93,23 +96,25 @@ std::optional<Objects> objects_of(Pid pid) {
   if (!done && done.error().code != ErrorCode::kProcessGone) return std::nullopt;
   if (mappings.empty()) return out;
   const auto pagemap = proc::open_after_look(pid, fmt::format("/proc/{}/pagemap", pid.value));
+  std::uint64_t left = kMostLookedAt;
   for (const proc::Mapping& mapping : mappings) {
     bool& touched = out[mapping.inode];
-    touched = touched || !pagemap || is_touched(*pagemap, mapping);
+    touched = touched || !pagemap || is_touched(*pagemap, mapping, left);
   }
   return out;
 }
 
 // To look at each page of what was never written takes longer than CRIU does with what was.
-bool is_nearly_empty(const SharedMapping& mapping) {
+// `mapped`: how much of the object is mapped in all.
+bool is_nearly_empty(const SharedMapping& mapping, std::uint64_t mapped) {
   constexpr std::uint64_t kOneIn = 16;
   struct stat info {};
   if (::fstat(mapping.object.get(), &info) != 0) return true;
   const auto there = static_cast<std::uint64_t>(info.st_blocks) * 512;
-  return there < (mapping.at.end - mapping.at.start) / kOneIn;
+  return there < mapped / kOneIn;
 }
 
-bool open_object(Pid pid, SharedMapping& mapping) {
+bool open_object(Pid pid, SharedMapping& mapping, std::uint64_t all) {
   proc::Mapping place;
   place.start = mapping.at.start;
   place.end = mapping.at.end;
@@ -121,7 +126,7 @@ bool open_object(Pid pid, SharedMapping& mapping) {
   });
   if (!opened) return false;
   mapping.object = std::move(*opened);
-  return !is_nearly_empty(mapping);
+  return !is_nearly_empty(mapping, all);
 }
 
 // Parts of objects, of which none lies over another.
@@ -176,7 +181,11 @@ bool SharedObjects::has_alone(Pid pid, std::uint64_t inode) {
 
 void SharedObjects::look() {
   std::vector<std::optional<Objects>> found(processes_.size());
-  share_out(found.size(), [&](std::size_t i) { found[i] = objects_of(processes_[i]); });
+  share_out(found.size(), [&](std::size_t i) {
+    found[i] = objects_of(processes_[i]);
+    // One without CUDA runs: what it had open it may have closed before that was looked at.
+    if (!found[i]) found[i] = objects_of(processes_[i]);
+  });
   if (!std::all_of(found.begin(), found.end(), [](const auto& of) { return of.has_value(); }))
     return;
   for (const bool wanted : {true, false})
@@ -197,9 +206,12 @@ std::vector<SharedMapping> open_own_mappings(Pid pid, std::vector<SharedMapping>
     return !objects.has_alone(pid, mapping.inode) || !parts.add(mapping);
   });
   if (mappings.empty() || !allow_descriptors(mappings.size() + kSpare)) return {};
+  std::map<std::uint64_t, std::uint64_t> mapped;  // by inode
+  for (const SharedMapping& mapping : mappings)
+    mapped[mapping.inode] += mapping.at.end - mapping.at.start;
   std::vector<SharedMapping> out;
   for (SharedMapping& mapping : mappings)
-    if (open_object(pid, mapping)) out.push_back(std::move(mapping));
+    if (open_object(pid, mapping, mapped[mapping.inode])) out.push_back(std::move(mapping));
   return out;
 }
 

@@ -26,7 +26,7 @@ namespace stasis {
 struct SharedMapping {
   AddressRange at;
   std::uint64_t offset = 0;  // of at.start in the object
-  std::uint64_t inode = 0;   // the object's; nothing else that may be mapped has the same
+  std::uint64_t inode = 0;   // the object's; a file of another file system may have the same
   UniqueFd object;           // open_own_mappings() opens it, to be read
 
   bool has(std::uint64_t address) const { return address >= at.start && address < at.end; }
@@ -44,8 +44,8 @@ class SharedObjects {
 
   // Whether that process of the tree maps it, and no other of them uses it: none has a page of it
   // in its page tables, which fork(2) leaves empty for it, or a descriptor of it. False if it
-  // cannot be told. For an image that criu alone restores: a process without CUDA would run there,
-  // and find zeros.
+  // cannot be told. For an image that criu alone restores: a process without CUDA runs there, and
+  // finds zeros. One that touches the memory for the first time after that does so still.
   bool has_alone(Pid pid, std::uint64_t inode);
 
  private:

@@ -1,6 +1,5 @@
 // Large private memory of the host beside a little on the GPU, all of it verified in each round;
-// with
-// --still more on the GPU, of which another piece is verified in each.
+// with --still, more memory on the GPU, of which each round verifies one piece.
 #include <sys/mman.h>
 
 #include <algorithm>
