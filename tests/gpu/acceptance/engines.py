@@ -20,7 +20,7 @@ import tarfile
 import time
 
 from .containers import Container, device_nodes, own_files, remove_cgroups
-from .core import Skip
+from .core import Failure, Skip
 
 IMAGE = "localhost/machine:latest"
 SAVED = "localhost/saved:latest"
@@ -211,7 +211,8 @@ runtime = "{runtime}"
 
 def driver_files(machine):
     """The libraries of the driver that this machine's programs load: of libcuda's version, in its folder."""
-    script = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(next(w for w in open('/proc/self/maps').read().split() if 'libcuda.so' in w))"
+    script = ("import ctypes; ctypes.CDLL('libcuda.so.1'); "
+              "print(next(word for word in open('/proc/self/maps').read().split() if 'libcuda.so' in word))")
     library = os.path.realpath(machine.run(sys.executable, "-c", script).must_succeed().out.strip())
     version = library.rpartition(".so.")[2]
     found = glob.glob(os.path.join(os.path.dirname(library), f"lib*.so.{version}"))
@@ -241,8 +242,11 @@ class PodmanCdi(Podman):
         super()._note()
         with open(f"/proc/{self.pid}/mountinfo", encoding="utf-8", errors="replace") as file:
             points = [line.split()[4] for line in file]
-        if sum(point in points for point in driver_files(self.machine)) != self.mounted:
+        found = sum(point in points for point in driver_files(self.machine))
+        if found == 0:
             raise Skip("this podman does not take the file of the Container Device Interface")
+        if found != self.mounted:
+            raise Failure(f"{found} of the driver's {self.mounted} libraries are mounted")
 
 
 class PodmanExport(Podman):
