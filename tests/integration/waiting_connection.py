@@ -25,7 +25,8 @@ def child(listener, go):
 def main():
     status = sys.argv[1]
     driver = open_gpu()
-    name = b"\0stasis-waiting-%d" % os.getpid()
+    # The whole network namespace's, in which process numbers repeat.
+    name = b"\0stasis-waiting-" + os.urandom(8).hex().encode()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(name)
     listener.listen(4)

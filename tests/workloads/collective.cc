@@ -3,6 +3,7 @@
 // stream waits for the others. So a rank that is locked holds up the others on their GPUs, and
 // locking one after the other waits for ever.
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -26,10 +27,12 @@ namespace {
 
 constexpr std::uint64_t kDefaultWords = 1u << 16;
 
-// As NCCL's ranks do, which is how they are told from outside.
+// As NCCL's ranks do, which is how they are told from outside. With a random number, as NCCL's have
+// one: the name is the whole network namespace's, and process numbers repeat in others.
 void listen_like_nccl(std::uint32_t rank) {
-  const std::string name =
-      "tmp/nccl-socket-" + std::to_string(rank) + "-" + std::to_string(::getpid());
+  std::uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != sizeof random) programs::die(1, "no random number");
+  const std::string name = "tmp/nccl-socket-" + std::to_string(rank) + "-" + std::to_string(random);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path + 1, name.data(), name.size());
