@@ -252,8 +252,8 @@ Result<void> read_shared(const SharedMapping& mapping, std::uint64_t address,
                                    static_cast<off_t>(mapping.offset_of(address + done))));
     if (got < 0) return fail(errno_error("cannot read shared memory", errno));
     if (got == 0)
-      return fail(ErrorCode::kIo,
-                  fmt::format("shared memory at {:#x} has become shorter", address));
+      return fail(ErrorCode::kIo, fmt::format("shared memory at {:#x} has become shorter", address),
+                  "another process changes its size: try again, or with --host-memory criu");
     done += static_cast<std::size_t>(got);
   }
   return {};
