@@ -183,6 +183,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
           is_late_ = true;
         else
           ask(std::move(stop.error()));
+        is_hurried_ = true;
       }
       const auto limit = asked_ ? kMostAnswer : options_.silence + kMostAnswer;
       if (Clock::now() - (asked_ ? asked_at_ : heard_) > limit) return fail(unheard());
@@ -287,8 +288,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   }
 
   Error decided_error() const {
-    if (asked_ && view_.decision.by == options_.name) return *asked_;
-    return error_of(view_.decision);
+    return asked_ && view_.decision.by == options_.name ? *asked_ : error_of(view_.decision);
   }
 
   Error unheard() const {
@@ -352,6 +352,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       if (due) ++own_.beat;
       const PartRecord own = own_;
       const std::optional<Error> asked = asked_;
+      const Clock::time_point asked_at = asked_at_;
       const std::optional<std::string> links = std::exchange(links_, std::nullopt);
       lock.unlock();
       // Before the stage that says that they are there.
@@ -360,7 +361,9 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
       if (due && listed)
         told = rendezvous_->write(part_file(options_.name), record_to_text(own)).has_value();
       if (told && due) told_ = Clock::now();
-      if (asked && !is_last(side_->decision().verdict)) side_->decide_against(*asked);
+      const bool waits =
+          own.stage == PartStage::kFailed && !is_hurried_ && side_->waits_for_others(asked_at);
+      if (asked && !waits && !is_last(side_->decision().verdict)) side_->decide_against(*asked);
       side_->step(is_late_);
       lock.lock();
       if (!listed && !links_) links_ = links;
@@ -415,9 +418,7 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
     std::vector<std::string> files = {kLead, kRoster};
     for (const std::string& name : *names) {
       if (!name.starts_with(kPartPrefix)) continue;
-      const auto text = rendezvous_->read(name, kMostPartBytes);
-      const auto record =
-          text && *text ? record_from_text<PartRecord>(**text) : std::optional<PartRecord>();
+      const auto record = read_part(*rendezvous_, name);
       const std::string part = name.substr(kPartPrefix.size());
       if (!record || !record->left) staying_.push_back(printable(part));
       files.push_back(links_file(part));
@@ -451,8 +452,9 @@ class GroupPart::Herald : public std::enable_shared_from_this<Herald> {
   std::size_t index_ = 0;  // in the roster
   bool ended_ = false;
   Clock::time_point left_at_;
-  std::vector<std::string> unheard_;   // parts that may not know that all have done it
-  std::atomic<bool> is_late_ = false;  // the caller's time is over
+  std::vector<std::string> unheard_;      // parts that may not know that all have done it
+  std::atomic<bool> is_late_ = false;     // the caller's time is over
+  std::atomic<bool> is_hurried_ = false;  // the same, or it was interrupted
 
   std::unique_ptr<GroupSide> side_;  // made before the thread, and its own then
   // Of the thread.

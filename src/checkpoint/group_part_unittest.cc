@@ -135,7 +135,6 @@ TEST_F(GroupPartTest, ManyPartsAgreeAgainAndAgainInOneDirectory) {
 TEST_F(GroupPartTest, OnePartIsAGroup) { EXPECT_TRUE(run("alone", 1).done); }
 
 TEST_F(GroupPartTest, APartThatFailsAtAnyStepBringsAllBackAndIsNamed) {
-  timeout_ = milliseconds(2000);
   for (const Step at : {Step::kJoined, Step::kReady, Step::kRest}) {
     for (const std::size_t who : {0U, 1U, 2U}) {
       Local local;
@@ -143,11 +142,6 @@ TEST_F(GroupPartTest, APartThatFailsAtAnyStepBringsAllBackAndIsNamed) {
       const auto ends = run_all(3, {{who, local}});
       for (std::size_t i = 0; i < ends.size(); ++i) {
         EXPECT_FALSE(ends[i].done);
-        // The others had gone before this one came, and left nothing.
-        if (at == Step::kJoined && ends[i].code == ErrorCode::kTimeout) {
-          EXPECT_THAT(ends[i].message, HasSubstr("of 3 parts have come"));
-          continue;
-        }
         EXPECT_EQ(ends[i].code, ErrorCode::kOutOfHostMemory);
         EXPECT_THAT(ends[i].message, HasSubstr("no room"));
         if (i != who) {
@@ -157,6 +151,36 @@ TEST_F(GroupPartTest, APartThatFailsAtAnyStepBringsAllBackAndIsNamed) {
       EXPECT_FALSE(fs::exists(path()));
     }
   }
+}
+
+TEST_F(GroupPartTest, APartThatComesAfterAnotherHasFailedHearsOfIt) {
+  Local local;
+  local.fails = [](Step) { return broken(); };
+  std::vector<End> ends(2);
+  at_once(2, [&](std::size_t i) {
+    if (i == 1) std::this_thread::sleep_for(milliseconds(500));
+    ends[i] = run(fmt::format("node{}", i), 2, i == 0 ? local : Local());
+  });
+  EXPECT_THAT(ends[0].message, HasSubstr("no room"));
+  EXPECT_EQ(ends[1].code, ErrorCode::kOutOfHostMemory);
+  EXPECT_THAT(ends[1].message, HasSubstr("given up by part node0: no room"));
+  EXPECT_FALSE(fs::exists(path()));
+}
+
+TEST_F(GroupPartTest, APartThatHasFailedWaitsForNoneThatDoesNotCome) {
+  Local local;
+  local.fails = [](Step) { return broken(); };
+  const auto start = Clock::now();
+  EXPECT_THAT(run("node0", 2, local).message, HasSubstr("no room"));
+  EXPECT_LT(since(start), std::chrono::seconds(5));
+  timeout_ = milliseconds(500);
+  EXPECT_THAT(run("node0", 2, local).message, HasSubstr("no room"));
+  // Ctrl-C while it waits.
+  timeout_ = milliseconds(20000);
+  local.before = [this](Step) { interrupt_.request(SIGINT); };
+  const auto again = Clock::now();
+  EXPECT_FALSE(run("node0", 2, local).done);
+  EXPECT_LT(since(again), std::chrono::seconds(2));
 }
 
 TEST_F(GroupPartTest, WithoutOnePartAllGoOnInTimeAndSayWhoCame) {

@@ -16,6 +16,8 @@ using std::chrono::milliseconds;
 
 // After which a message says so.
 constexpr milliseconds kQuiet{2000};
+// Between the starts of the tools of one group, where one has failed.
+constexpr milliseconds kMostSkew{3000};
 
 }  // namespace
 
@@ -24,6 +26,11 @@ Error silent(const std::string& name, milliseconds silence) {
           fmt::format("nothing was heard of part {} for {} ms", name, silence.count()),
           "see whether its node and its tool live (`stasis recover` there, if it was killed), then "
           "try again with all of them"};
+}
+
+std::optional<PartRecord> read_part(GroupRendezvous& rendezvous, const std::string& file) {
+  const auto text = rendezvous.read(file, kMostPartBytes);
+  return text && *text ? record_from_text<PartRecord>(**text) : std::optional<PartRecord>();
 }
 
 std::string quiet_text(Clock::time_point since_when) {
@@ -49,6 +56,24 @@ void GroupSide::decide_against(const Error& why) {
     decision.verdict = agrees(options_.operation) ? Verdict::kBack : Verdict::kPartly;
     make(kOutcome, decision);
   }
+}
+
+bool GroupSide::waits_for_others(Clock::time_point failed_at) const {
+  if (!agrees(options_.operation) || lead_.complete || since(failed_at) >= kMostSkew) return false;
+  const bool early = options_.timeout.count() == 0 || since(start_) < options_.timeout / 2;
+  return early && !all_have_joined();
+}
+
+bool GroupSide::all_have_joined() const {
+  const auto names = rendezvous_.names();
+  if (!names) return false;
+  std::size_t joined = 0;
+  for (const std::string& name : *names) {
+    if (!name.starts_with(kPartPrefix)) continue;
+    const auto record = read_part(rendezvous_, name);
+    if (record && record->beat > 0) ++joined;
+  }
+  return joined >= options_.parts;
 }
 
 void GroupSide::make(const char* name, const GroupDecision& decision) {

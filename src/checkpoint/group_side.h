@@ -50,6 +50,10 @@ class GroupSide {
   // This part has failed, or was asked to stop.
   void decide_against(const Error& why);
 
+  // Of a part that has failed: whether others have still to come, and it is early enough that it
+  // decides when they are there. One that came later would wait for it, and not hear why.
+  bool waits_for_others(Clock::time_point failed_at) const;
+
   const GroupDecision& decision() const { return decision_; }
   // What the part that leads says.
   const LeadRecord& lead() const { return lead_; }
@@ -88,6 +92,8 @@ class GroupSide {
   Clock::time_point lead_changed_ = Clock::now();
 
  private:
+  // As many parts as the group has are past their join: they hear what is decided now.
+  bool all_have_joined() const;
   // Before a dump comes what a part may do while its programs run.
   bool is_soon_ready() const {
     return !agrees(options_.operation) || options_.operation == Operation::kSuspend;
@@ -102,6 +108,8 @@ class GroupSide {
   std::optional<Error> refused_;
 };
 
+// What the part of that file says; nothing where there is none, or a damaged one.
+std::optional<PartRecord> read_part(GroupRendezvous& rendezvous, const std::string& file);
 // Of a part that says nothing.
 Error silent(const std::string& name, std::chrono::milliseconds silence);
 // " (of which nothing is heard for 3000 ms)", if it is that long.

@@ -111,7 +111,9 @@ void LeadingSide::probe_part(const std::string& name, Seen& seen) {
                  "inspect` says which)"});
   }
   if (!agrees(options_.operation)) return;
-  if (record.stage == PartStage::kFailed && name != options_.name) return pass_on(name, record);
+  // Until all have come, the part that has failed decides when it is told (group_part.cc).
+  if (record.stage == PartStage::kFailed && name != options_.name && lead_.complete)
+    return pass_on(name, record);
   if (Clock::now() - seen.changed > options_.silence) want(silent(name, options_.silence));
 }
 
