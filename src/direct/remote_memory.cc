@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "base/threads.h"
 #include "base/trace.h"
 #include "image/checksum.h"
+#include "proc/pagemap.h"
 #include "proc/process_file.h"
 
 namespace stasis::direct {
@@ -23,13 +25,6 @@ namespace {
 
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 constexpr std::size_t kPagesInHuge = kHugePage / kPage;
-
-// Bits of an entry of /proc/PID/pagemap, which the kernel shows to every process that may open it.
-constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
-constexpr std::uint64_t kSwapped = std::uint64_t{1} << 62;
-constexpr std::uint64_t kExclusive = std::uint64_t{1} << 56;  // not shared, nor the zero page
-
-bool is_touched(std::uint64_t entry) { return (entry & (kPresent | kSwapped)) != 0; }
 
 }  // namespace
 
@@ -66,13 +61,13 @@ Result<void> RemoteMemory::zeros(std::uint64_t offset, std::span<std::byte> flag
   const auto pages =
       proc::open_after_look(space_->pid(), fmt::format("/proc/{}/pagemap", space_->pid().value));
   if (!pages) return {};
-  std::array<std::uint64_t, kChunk / kPage> entries{};
+  std::array<proc::PageEntry, kChunk / kPage> entries{};
   for (std::size_t i = 0; i < flags.size(); ++i) {
     const std::uint64_t at = address_ + offset + i * kChunk;
-    const auto place = static_cast<off_t>(at / kPage * sizeof entries[0]);
-    const ssize_t got = ::pread(pages->get(), entries.data(), sizeof entries, place);
-    const bool known = at % kPage == 0 && got == static_cast<ssize_t>(sizeof entries);
-    flags[i] = std::byte{known && std::none_of(entries.begin(), entries.end(), is_touched)};
+    const bool known =
+        at % kPage == 0 && proc::read_pagemap(pages->get(), at, entries) == entries.size();
+    flags[i] = std::byte{known && std::none_of(entries.begin(), entries.end(),
+                                               std::mem_fn(&proc::PageEntry::is_touched))};
   }
   // By the process's number, which another may have by now.
   return space_->check_current();
@@ -84,18 +79,11 @@ Result<void> RemoteMemory::touch(const UniqueFd& pages, std::uint64_t begin,
   // One byte first: if the kernel answers with a huge page, nothing else is missing afterwards.
   STASIS_TRY(space_->write(begin, zeros.data(), 1));
   const std::size_t count = (end - 1) / kPage - begin / kPage + 1;
-  std::array<std::uint64_t, kPagesInHuge> entries{};
-  if (pages.valid()) {
-    const auto place = static_cast<off_t>(begin / kPage * sizeof entries[0]);
-    const ssize_t want = static_cast<ssize_t>(count * sizeof entries[0]);
-    if (::pread(pages.get(), entries.data(), static_cast<std::size_t>(want), place) != want) {
-      entries.fill(0);
-    }
-  }
-  const auto missing = [&](std::size_t i) {
-    constexpr std::uint64_t kOwned = kPresent | kExclusive;
-    return i > 0 && i < count && (entries[i] & kOwned) != kOwned;
-  };
+  std::array<proc::PageEntry, kPagesInHuge> entries{};
+  if (pages.valid() &&
+      proc::read_pagemap(pages.get(), begin, std::span(entries).first(count)) != count)
+    entries.fill({});
+  const auto missing = [&](std::size_t i) { return i > 0 && i < count && !entries[i].is_owned(); };
   // The others, as many as lie together in one call: to fill a page costs less than a call does.
   for (std::size_t i = 1; i < count; ++i) {
     if (!missing(i)) continue;

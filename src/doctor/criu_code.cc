@@ -11,7 +11,6 @@
 #include <iterator>
 #include <optional>
 #include <span>
-#include <sstream>
 
 #include <fmt/format.h>
 
@@ -19,6 +18,7 @@
 #include "base/fd.h"
 #include "doctor/breakpoints.h"
 #include "doctor/criu_checks.h"
+#include "proc/pagemap.h"
 #include "proc/process_file.h"
 #include "proc/served_files.h"
 
@@ -34,11 +34,6 @@ constexpr Kind kBreakpoint{
 constexpr Kind kProbed{"breakpoint", Severity::kRed,
                        "has memory of the kernel's for probes ([uprobes]), which CRIU cannot dump",
                        "start it again without the monitor that probes it (perf, bpftrace, eBPF)"};
-
-// kernel: Documentation/admin-guide/mm/pagemap.rst.
-constexpr std::uint64_t kPresent = 1ULL << 63;
-constexpr std::uint64_t kSwapped = 1ULL << 62;
-constexpr std::uint64_t kOfFile = 1ULL << 61;
 
 // A program that changes its code on a grand scale has no breakpoints in the most of it.
 constexpr int kMostPages = 4096;
@@ -94,9 +89,8 @@ class CodeSearch {
   std::optional<std::string> probe(const proc::Mapping& mapping) {
     if (!pages_ || !memory_) return std::nullopt;
     std::optional<proc::ProcessFile> file;
-    std::optional<std::uint64_t> offset;
     constexpr std::size_t kAtOnce = 8192;
-    std::vector<std::uint64_t> entries;
+    std::vector<proc::PageEntry> entries;
     std::uint64_t at = mapping.start;
     while (at < mapping.end) {
       const std::uint64_t count = std::min<std::uint64_t>(kAtOnce, (mapping.end - at) / page_);
@@ -106,13 +100,12 @@ class CodeSearch {
       entries.resize(known);
       std::memcpy(entries.data(), got->data(), known * sizeof entries[0]);
       for (std::size_t i = 0; i < known; ++i, at += page_) {
-        const bool own = (entries[i] & kSwapped) != 0 ||
-                         ((entries[i] & kPresent) != 0 && (entries[i] & kOfFile) == 0);
+        const bool own =
+            entries[i].is_swapped() || (entries[i].is_present() && !entries[i].is_of_file());
         if (!own || looked_at_++ >= kMostPages) continue;
         if (!file) file = open_mapped(mapping);
-        if (!offset) offset = offset_of(mapping);
-        if (!file || !offset) return std::nullopt;
-        const auto place = compare(*file, at, *offset + (at - mapping.start));
+        if (!file) return std::nullopt;
+        const auto place = compare(*file, at, mapping.offset + (at - mapping.start));
         if (place) return fmt::format("{:#x} in {}", *place, mapping.path);
       }
     }
@@ -120,20 +113,6 @@ class CodeSearch {
   }
 
  private:
-  // Where in the file the mapping begins. Asked for what has changed pages alone.
-  std::optional<std::uint64_t> offset_of(const proc::Mapping& mapping) const {
-    proc::ProcessText maps(pid_, "maps");
-    const std::string start = fmt::format("{:08x}-{:08x} ", mapping.start, mapping.end);
-    for (std::string line; std::getline(maps, line);) {
-      if (!line.starts_with(start)) continue;
-      std::istringstream words(line.substr(start.size()));
-      std::string permissions;
-      std::uint64_t offset = 0;
-      if (words >> permissions >> std::hex >> offset) return offset;
-    }
-    return std::nullopt;
-  }
-
   // The very file that is mapped: what it is is known before it is opened to be read.
   std::optional<proc::ProcessFile> open_mapped(const proc::Mapping& mapping) const {
     const proc::MappedFile place(pid_, mapping);

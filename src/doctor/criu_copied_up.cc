@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <sstream>
 
 #include <fmt/format.h>
 
 #include "base/fd.h"
 #include "base/scope_guard.h"
 #include "doctor/criu_checks.h"
+#include "proc/pagemap.h"
 #include "proc/process_file.h"
 #include "proc/served_files.h"
 
@@ -32,14 +32,8 @@ constexpr Kind kCopiedUp{
 
 constexpr std::uint64_t kPageBytes = 4096;
 
-// Of /proc/PID/pagemap: the frame of a page that is there and a file's; 0: it is not, or may not be
-// told.
-std::uint64_t frame_of(std::uint64_t entry) {
-  constexpr std::uint64_t kIsThere = std::uint64_t{1} << 63;
-  constexpr std::uint64_t kIsOfFile = std::uint64_t{1} << 61;
-  constexpr std::uint64_t kFrame = (std::uint64_t{1} << 55) - 1;
-  return (entry & kIsThere) != 0 && (entry & kIsOfFile) != 0 ? entry & kFrame : 0;
-}
+// Of a page of a file's.
+std::uint64_t frame_of(proc::PageEntry entry) { return entry.is_of_file() ? entry.frame() : 0; }
 
 struct SharedPage {
   std::uint64_t address = 0;
@@ -50,35 +44,17 @@ struct SharedPage {
 std::optional<SharedPage> first_page(Pid pid, const proc::Mapping& mapping) {
   const auto pages = open_file(AT_FDCWD, fmt::format("/proc/{}/pagemap", pid.value), O_RDONLY);
   if (!pages) return std::nullopt;
-  std::array<std::uint64_t, 512> entries{};
+  std::array<proc::PageEntry, 512> entries{};
   constexpr std::size_t kMostReads = 64;
   std::uint64_t at = mapping.start;
   for (std::size_t reads = 0; reads < kMostReads && at < mapping.end; ++reads) {
-    const auto from = static_cast<off_t>(at / kPageBytes * sizeof entries[0]);
-    const ssize_t size = ::pread(pages->get(), entries.data(), sizeof entries, from);
-    if (size <= 0) return std::nullopt;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(size) / sizeof entries[0]; ++i) {
+    const std::size_t known = proc::read_pagemap(pages->get(), at, entries);
+    if (known == 0) return std::nullopt;
+    for (std::size_t i = 0; i < known; ++i) {
       if (at >= mapping.end) return std::nullopt;
       if (const std::uint64_t frame = frame_of(entries[i])) return SharedPage{at, frame};
       at += kPageBytes;
     }
-  }
-  return std::nullopt;
-}
-
-// Where in the file a mapping begins (proc_pid_maps(5)).
-std::optional<std::uint64_t> offset_of(Pid pid, const proc::Mapping& mapping) {
-  proc::ProcessText maps(pid, "maps");
-  for (std::string line; std::getline(maps, line);) {
-    std::istringstream words(line);
-    std::uint64_t start = 0;
-    std::uint64_t end = 0;
-    std::uint64_t offset = 0;
-    char dash = 0;
-    std::string permissions;
-    if (words >> std::hex >> start >> dash >> end >> permissions >> offset &&
-        start == mapping.start && end == mapping.end)
-      return offset;
   }
   return std::nullopt;
 }
@@ -90,11 +66,10 @@ std::uint64_t frame_now(const UniqueFd& file, std::uint64_t offset) {
   if (page == MAP_FAILED) return 0;
   const ScopeGuard unmap([&] { (void)::munmap(page, kPageBytes); });
   const auto pages = open_file(AT_FDCWD, "/proc/self/pagemap", O_RDONLY);
-  std::uint64_t entry = 0;
-  const auto from =
-      static_cast<off_t>(reinterpret_cast<std::uintptr_t>(page) / kPageBytes * sizeof entry);
-  if (!pages || ::pread(pages->get(), &entry, sizeof entry, from) != sizeof entry) return 0;
-  return frame_of(entry);
+  proc::PageEntry entry;
+  const auto at = reinterpret_cast<std::uintptr_t>(page);
+  const bool known = pages && proc::read_pagemap(pages->get(), at, {&entry, 1}) == 1;
+  return known ? frame_of(entry) : 0;
 }
 
 bool is_on_overlay(Pid pid, const proc::MappedFile& mapped) {
@@ -104,10 +79,9 @@ bool is_on_overlay(Pid pid, const proc::MappedFile& mapped) {
 
 bool is_of_lower_layer(Pid pid, const proc::Mapping& mapping, const proc::MappedFile& mapped) {
   const auto page = first_page(pid, mapping);
-  const auto offset = page ? offset_of(pid, mapping) : std::nullopt;
   const auto file = open_checked(AT_FDCWD, mapped.link(), O_RDONLY, is_regular_file);
-  if (!page || !offset || !file) return false;
-  const std::uint64_t now = frame_now(*file, *offset + (page->address - mapping.start));
+  if (!page || !file) return false;
+  const std::uint64_t now = frame_now(*file, mapping.offset + (page->address - mapping.start));
   return now != 0 && now != page->frame;
 }
 

@@ -19,6 +19,7 @@
 
 #include "base/fd.h"
 #include "base/threads.h"
+#include "proc/pagemap.h"
 #include "proc/process_file.h"
 #include "proc/procfs.h"
 
@@ -28,11 +29,6 @@ namespace {
 constexpr std::uint64_t kHostPage = 4096;
 constexpr std::size_t kPagesOfBlock = kHostBlock / kHostPage;
 constexpr std::uint64_t kLeastMapping = 16U << 20;
-
-// Entries of /proc/PID/pagemap.
-constexpr std::uint64_t kThere = 1ULL << 63;
-constexpr std::uint64_t kSwappedOut = 1ULL << 62;
-constexpr std::uint64_t kItsAlone = 1ULL << 56;
 
 // Of /proc/PID/smaps (proc(5)): those of plain memory, and what was advised about it.
 constexpr std::array<std::string_view, 14> kPlainFlags{"rd", "wr", "mr", "mw", "me", "ac", "sd",
@@ -191,12 +187,12 @@ PlainMappings plain_mappings(Pid pid, const std::vector<std::uint64_t>& pointers
   return out;
 }
 
-bool is_worth_it(std::span<const std::uint64_t> pages) {
+bool is_worth_it(std::span<const proc::PageEntry> pages) {
   std::size_t there = 0;
-  for (const std::uint64_t page : pages) {
-    if ((page & kSwappedOut) != 0) return false;
-    if ((page & kThere) == 0) continue;
-    if ((page & kItsAlone) == 0) return false;
+  for (const proc::PageEntry page : pages) {
+    if (page.is_swapped()) return false;
+    if (!page.is_present()) continue;
+    if (!page.is_owned()) return false;
     ++there;
   }
   return there * 2 >= kPagesOfBlock;
@@ -211,13 +207,12 @@ void join(const AddressRange& next, std::vector<AddressRange>& out) {
 
 void add_blocks(const AddressRange& mapping, int pagemap, std::vector<AddressRange>& out) {
   constexpr std::size_t kBlocksAtOnce = 512;
-  std::vector<std::uint64_t> pages(kBlocksAtOnce * kPagesOfBlock);
+  std::vector<proc::PageEntry> pages(kBlocksAtOnce * kPagesOfBlock);
   const std::uint64_t last = mapping.end / kHostBlock * kHostBlock;
   for (std::uint64_t at = (mapping.start + kHostBlock - 1) / kHostBlock * kHostBlock; at < last;) {
     const std::size_t blocks = std::min<std::uint64_t>((last - at) / kHostBlock, kBlocksAtOnce);
-    const std::size_t bytes = blocks * kPagesOfBlock * sizeof pages[0];
-    const auto from = static_cast<off_t>(at / kHostPage * sizeof pages[0]);
-    if (::pread(pagemap, pages.data(), bytes, from) != static_cast<ssize_t>(bytes)) return;
+    pages.resize(blocks * kPagesOfBlock);
+    if (proc::read_pagemap(pagemap, at, pages) != pages.size()) return;
     for (std::size_t i = 0; i < blocks; ++i, at += kHostBlock) {
       if (!is_worth_it(std::span(pages).subspan(i * kPagesOfBlock, kPagesOfBlock))) continue;
       join({at, at + kHostBlock}, out);
@@ -285,12 +280,10 @@ Result<UniqueFd> open_pagemap(const proc::AddressSpace& space) {
 
 Result<void> read_pages(const proc::AddressSpace& space, const UniqueFd& pagemap,
                         std::uint64_t address, std::span<std::byte> bytes) {
-  std::vector<std::uint64_t> pages(bytes.size() / kHostPage);
-  const std::size_t size = pages.size() * sizeof pages[0];
-  const auto from = static_cast<off_t>(address / kHostPage * sizeof pages[0]);
-  if (::pread(pagemap.get(), pages.data(), size, from) != static_cast<ssize_t>(size))
+  std::vector<proc::PageEntry> pages(bytes.size() / kHostPage);
+  if (proc::read_pagemap(pagemap.get(), address, pages) != pages.size())
     return space.read(address, bytes.data(), bytes.size());
-  const auto there = [&](std::size_t page) { return (pages[page] & (kThere | kSwappedOut)) != 0; };
+  const auto there = [&](std::size_t page) { return pages[page].is_touched(); };
   for (std::size_t first = 0; first < pages.size();) {
     std::size_t end = first + 1;
     while (end < pages.size() && there(end) == there(first))

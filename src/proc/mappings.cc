@@ -64,7 +64,7 @@ std::optional<Mapping> parse_mapping(std::string_view line) {
       !parse(range.substr(dash + 1), mapping.end, 16))
     return std::nullopt;
   mapping.permissions = take();
-  (void)take();
+  if (!parse(take(), mapping.offset, 16)) return std::nullopt;
   const std::string_view device = take();
   const std::size_t colon = device.find(':');
   std::uint64_t major = 0;
@@ -125,6 +125,7 @@ void take_answer(const MapQuery& answer, Mapping& mapping) {
   mapping.permissions = {
       (answer.flags & kReadable) != 0 ? 'r' : '-', (answer.flags & kWritable) != 0 ? 'w' : '-',
       (answer.flags & kExecutable) != 0 ? 'x' : '-', (answer.flags & kShared) != 0 ? 's' : 'p'};
+  mapping.offset = answer.offset;
   mapping.inode = answer.inode;
   mapping.device = makedev(answer.major, answer.minor);
 }
@@ -236,6 +237,7 @@ Result<std::vector<Mapping>> ProcFs::mappings(Pid pid) const {
     kept.start = mapping.start;
     kept.end = mapping.end;
     kept.permissions = mapping.permissions;
+    kept.offset = mapping.offset;
     kept.inode = mapping.inode;
     kept.device = mapping.device;
     kept.path = shortened(mapping.path, held > kManyPaths ? kShortPath : kLongestPath);

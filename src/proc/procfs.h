@@ -55,6 +55,7 @@ struct Mapping {
   std::uint64_t inode = 0;   // 0: of no file
   std::string path;          // also "[vdso]"; may be empty
   std::uint64_t device = 0;  // of the file, as makedev(3) has it; not always that of stat(2)
+  std::uint64_t offset = 0;  // in the file
 };
 
 struct OpenFile {

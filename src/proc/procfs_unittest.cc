@@ -309,8 +309,8 @@ TEST(ProcFsTime, KnowsHowLongAProcessHasLived) {
 TEST_F(FakeProc, ReadsMappings) {
   add(12, 3);
   write(12, "maps",
-        "00400000-00401000 r-xp 00000000 08:01 5                  /usr/bin/two words\n"
-        "7f0000000000-7f0000002000 rw-p 0001f000 00:00 0 \n"
+        "00400000-00401000 r-xp 0001f000 08:01 5                  /usr/bin/two words\n"
+        "7f0000000000-7f0000002000 rw-p 00000000 00:00 0 \n"
         "not a mapping\n"
         "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]\n");
   auto mappings = procfs().mappings(Pid{12});
@@ -322,6 +322,7 @@ TEST_F(FakeProc, ReadsMappings) {
   EXPECT_EQ((*mappings)[0].inode, 5U);
   EXPECT_EQ((*mappings)[0].device, makedev(8, 1));
   EXPECT_EQ((*mappings)[0].path, "/usr/bin/two words");
+  EXPECT_EQ((*mappings)[0].offset, 0x1f000U);
   EXPECT_EQ((*mappings)[1].inode, 0U);
   EXPECT_EQ((*mappings)[1].path, "");
   EXPECT_EQ((*mappings)[2].start, 0xffffffffff600000U);
@@ -625,8 +626,8 @@ TEST(ProcFsMappings, NamesOfAnyLengthAndWithLineBreaksAreAsInTheText) {
   std::filesystem::current_path(folder);
   const auto map = [&](const char* name) {
     const UniqueFd file(::open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    ASSERT_EQ(::ftruncate(file.get(), 4096), 0);
-    mapped.push_back(::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file.get(), 0));
+    ASSERT_EQ(::ftruncate(file.get(), 3 * 4096), 0);
+    mapped.push_back(::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file.get(), 2 * 4096));
     ASSERT_NE(mapped.back(), MAP_FAILED);
   };
   map("line\nbreak");
@@ -655,6 +656,7 @@ TEST(ProcFsMappings, NamesOfAnyLengthAndWithLineBreaksAreAsInTheText) {
     EXPECT_THAT(it->path, testing::EndsWith(ends[i]));
     EXPECT_EQ(it->permissions, "r--s");
     EXPECT_NE(it->inode, 0U);
+    EXPECT_EQ(it->offset, 2 * 4096U);
     ::munmap(mapped[i], 4096);
   }
   std::filesystem::current_path(before);

@@ -26,15 +26,13 @@
 #include "base/file_systems.h"
 #include "base/units.h"
 #include "proc/mounts.h"
+#include "proc/pagemap.h"
 #include "proc/silent_child.h"
 
 namespace stasis::proc {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
-// Documentation/admin-guide/mm/pagemap.rst of the kernel
-constexpr std::uint64_t kPresentOrSwapped = std::uint64_t{3} << 62;
-constexpr std::uint64_t kKeptFromWrites = std::uint64_t{1} << 57;  // by a userfaultfd
 constexpr std::size_t kEntries = 512;
 
 // On a disk of this machine, or in its memory: the kernel itself brings such a page. What is
@@ -233,12 +231,9 @@ ServedPages::ServedPages(Pid pid) : pid_(pid) {
 }
 
 bool ServedPages::is_there(std::uint64_t address) const {
-  std::uint64_t entry = 0;
-  return !pages_.valid() ||
-         ::pread(pages_.get(), &entry, sizeof entry,
-                 static_cast<off_t>(address / kPage * sizeof entry)) !=
-             static_cast<ssize_t>(sizeof entry) ||
-         (entry & kPresentOrSwapped) != 0;
+  PageEntry entry;
+  return !pages_.valid() || read_pagemap(pages_.get(), address, {&entry, 1}) == 0 ||
+         entry.is_touched();
 }
 
 ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size, Access access,
@@ -246,18 +241,17 @@ ServedPages::Waits ServedPages::waits_in(std::uint64_t address, std::size_t size
   if (size == 0) return Waits::kNever;
   if (!pages_.valid()) return Waits::kByNumber;
   const std::uint64_t last = std::max(address, address + (size - 1)) / kPage;
-  std::array<std::uint64_t, kEntries> entries{};
+  std::array<PageEntry, kEntries> entries{};
   std::uint64_t near_to = 0;  // the end of the mapping that was looked at last, if it is near
   Waits waits = Waits::kNever;
   std::vector<std::uint64_t> far;
   for (std::uint64_t page = address / kPage; page <= last;) {
     const std::size_t wanted = std::min<std::uint64_t>(kEntries, last - page + 1);
-    const ssize_t got = ::pread(pages_.get(), entries.data(), wanted * sizeof entries[0],
-                                static_cast<off_t>(page * sizeof entries[0]));
-    const std::size_t count = got <= 0 ? 0 : static_cast<std::size_t>(got) / sizeof entries[0];
+    const std::size_t count =
+        read_pagemap(pages_.get(), page * kPage, std::span(entries).first(wanted));
     for (std::size_t i = 0; i < count; ++i) {
-      if (access == Access::kWrite && (entries[i] & kKeptFromWrites) != 0) waits = Waits::kByNumber;
-      if ((entries[i] & kPresentOrSwapped) != 0) continue;
+      if (access == Access::kWrite && entries[i].is_write_protected()) waits = Waits::kByNumber;
+      if (entries[i].is_touched()) continue;
       const std::uint64_t at = (page + i) * kPage;
       // One page of a mapping tells of all: who provides a part of one makes two of it.
       if (at < near_to) continue;

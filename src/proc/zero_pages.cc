@@ -10,12 +10,14 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <span>
 
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
 #include "base/fd.h"
 #include "base/threads.h"
+#include "proc/pagemap.h"
 #include "proc/parking.h"
 #include "proc/process_file.h"
 
@@ -48,15 +50,7 @@ constexpr std::uint64_t kMostLookedThrough = 1ULL << 40;
 // may have 65,530.
 constexpr int kMostHuge = 256;
 
-// The entries of /proc/PID/pagemap: the page is there, and this process's alone. The page that the
-// kernel shows wherever nothing was written yet belongs to all processes.
-constexpr std::uint64_t kPresent = 1ULL << 63;
-constexpr std::uint64_t kSwapped = 1ULL << 62;
-constexpr std::uint64_t kExclusive = 1ULL << 56;
-
 constexpr std::array<char, kPageSize> kZeros{};
-
-bool is_there(std::uint64_t entry) { return (entry & kPresent) != 0 && (entry & kExclusive) != 0; }
 
 // Looks through the memory of one process, from one thread.
 class Searcher {
@@ -66,12 +60,11 @@ class Searcher {
 
   void probe(const AddressRange& block) {
     const std::size_t pages = (block.end - block.start) / kPageSize;
-    const auto size = static_cast<ssize_t>(pages * sizeof entries_[0]);
-    const auto offset = static_cast<off_t>(block.start / kPageSize * sizeof entries_[0]);
-    if (::pread(pagemap_, entries_.data(), static_cast<std::size_t>(size), offset) != size) return;
+    const auto entries = std::span(entries_).first(pages);
+    if (proc::read_pagemap(pagemap_, block.start, entries) != pages) return;
     there_.clear();
     for (std::size_t page = 0; page < pages; ++page)
-      if (is_there(entries_[page])) there_.push_back(page);
+      if (entries_[page].is_owned()) there_.push_back(page);
     runs_before_ = runs_.size();
     if (there_.empty() || !begins_with_zeros(block.start)) return;
     for (std::size_t page = 0; page < pages; page += kPagesPerRead)
@@ -98,7 +91,7 @@ class Searcher {
     std::size_t filled = 0;
     for (std::size_t page = first; page < first + count;) {
       std::size_t end = page;
-      while (end < first + count && is_there(entries_[end]))
+      while (end < first + count && entries_[end].is_owned())
         ++end;
       const std::size_t size = (end - page) * kPageSize;
       if (size > 0 && !space_.read(start + page * kPageSize, &buffer_[filled], size)) return;
@@ -108,10 +101,10 @@ class Searcher {
     const char* content = buffer_.data();
     for (std::size_t page = first; page < first + count; ++page) {
       const std::uint64_t at = start + page * kPageSize;
-      if (is_there(entries_[page])) {
+      if (entries_[page].is_owned()) {
         if (std::memcmp(content, kZeros.data(), kPageSize) == 0) add(at, kPageSize);
         content += kPageSize;
-      } else if ((entries_[page] & (kPresent | kSwapped)) == 0) {
+      } else if (!entries_[page].is_touched()) {
         add(at, 0);  // nothing is there to be lost, and a run need not end
       }
     }
@@ -128,7 +121,7 @@ class Searcher {
 
   const proc::AddressSpace& space_;
   int pagemap_;
-  std::array<std::uint64_t, kPagesPerBlock> entries_{};
+  std::array<proc::PageEntry, kPagesPerBlock> entries_{};
   std::vector<std::size_t> there_;  // pages of the block
   std::vector<char> buffer_;
   std::vector<ZeroRun> runs_;
