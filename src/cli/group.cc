@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/group_directory.h"
 #include "cli/help.h"
+#include "group/group_directory.h"
 #include "operations/operations.h"
 #include "rendezvous/tcp_rendezvous.h"
 

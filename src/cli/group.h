@@ -10,8 +10,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "checkpoint/group_part.h"
 #include "cli/verbs.h"
+#include "group/group_part.h"
 
 namespace stasis::cli {
 

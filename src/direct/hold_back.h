@@ -5,10 +5,10 @@
 #include <chrono>
 #include <functional>
 
-#include "checkpoint/group_part.h"
 #include "checkpoint/process_tree.h"
 #include "direct/agent_set.h"
 #include "direct/environment.h"
+#include "group/group_part.h"
 
 namespace stasis {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/phases.h"
-#include "checkpoint/group_part.h"
 #include "checkpoint/process_tree.h"
 #include "direct/memory_state.h"
+#include "group/group_part.h"
 
 namespace stasis {
 

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/group_directory.h"
+#include "group/group_directory.h"
 
 namespace stasis::job {
 namespace {

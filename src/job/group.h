@@ -2,7 +2,7 @@
 // they start, are restored, and are saved together (docs/groups.md).
 //
 // In one directory that all of them see each such operation has a directory of its own, in which
-// the workers agree (checkpoint/group_part.h), and which is there for as long as the operation is
+// the workers agree (group/group_part.h), and which is there for as long as the operation is
 // under way: so a supervisor sees that another part has begun a save.
 //
 // Values and functions; any thread.
@@ -15,7 +15,7 @@
 
 #include "base/interrupt.h"
 #include "base/result.h"
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 
 namespace stasis::job {
 

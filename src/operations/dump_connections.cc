@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/fault_point.h"
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 #include "operations/part_links.h"
 #include "proc/tcp_connections.h"
 

@@ -23,7 +23,7 @@
 
 #include "base/fd.h"
 #include "base/scope_guard.h"
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 #include "proc/descriptors.h"
 #include "proc/procfs.h"
 #include "proc/tcp_connections.h"

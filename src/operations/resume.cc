@@ -5,10 +5,10 @@
 
 #include "base/fault_point.h"
 #include "checkpoint/gpu_room.h"
-#include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/neighbours.h"
 #include "driver/gpu_plan.h"
+#include "group/group_part.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"

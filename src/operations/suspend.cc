@@ -1,9 +1,9 @@
 #include <utility>
 
 #include "base/fault_point.h"
-#include "checkpoint/group_part.h"
 #include "checkpoint/suspend_record.h"
 #include "direct/agent_probe.h"
+#include "group/group_part.h"
 #include "operations/leftovers.h"
 #include "operations/open.h"
 #include "operations/quiesce.h"

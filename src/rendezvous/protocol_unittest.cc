@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 #include "rendezvous/address.h"
 #include "rendezvous/messages.h"
 #include "rendezvous/record_store.h"

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis::rendezvous {
 namespace {

@@ -17,7 +17,7 @@
 #include <fmt/format.h>
 
 #include "base/threads.h"
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 #include "rendezvous/address.h"
 #include "rendezvous/messages.h"
 #include "rendezvous/sealed_channel.h"

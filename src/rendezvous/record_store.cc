@@ -1,6 +1,6 @@
 #include "rendezvous/record_store.h"
 
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis::rendezvous {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis::rendezvous {
 

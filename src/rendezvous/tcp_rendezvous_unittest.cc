@@ -24,7 +24,7 @@
 #include "base/fd.h"
 #include "base/threads.h"
 #include "base/units.h"
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 #include "rendezvous/address.h"
 #include "rendezvous/messages.h"
 #include "rendezvous/sealed_channel.h"

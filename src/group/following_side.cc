@@ -1,4 +1,4 @@
-#include "checkpoint/following_side.h"
+#include "group/following_side.h"
 
 #include <optional>
 #include <utility>

@@ -1,5 +1,5 @@
 // Long because one fixture stands for the parts of all tests.
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@
 
 #include "base/threads.h"
 #include "base/units.h"
-#include "checkpoint/group_directory.h"
+#include "group/group_directory.h"
 
 namespace stasis {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/fd.h"
 #include "base/result.h"
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis {
 

@@ -1,5 +1,5 @@
 // The side of the part that leads: it reads what all say, lets those go on for a moment that stand
-// still, and says what is decided. Private to src/checkpoint.
+// still, and says what is decided. Private to src/group.
 #pragma once
 
 #include <map>
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/group_rounds.h"
-#include "checkpoint/group_side.h"
+#include "group/group_rounds.h"
+#include "group/group_side.h"
 
 namespace stasis {
 

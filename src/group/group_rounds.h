@@ -3,7 +3,7 @@
 // quiesce_round.cc does the same for the processes of one node.
 // docs/adr/0058-jobs-of-several-nodes.md.
 //
-// Private to src/checkpoint. Touches nothing; one thread at a time.
+// Private to src/group. Touches nothing; one thread at a time.
 #pragma once
 
 #include <chrono>

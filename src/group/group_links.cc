@@ -1,4 +1,4 @@
-#include "checkpoint/group_links.h"
+#include "group/group_links.h"
 
 #include <algorithm>
 

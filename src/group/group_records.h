@@ -1,6 +1,6 @@
 // What the parts of a group write for one another, a file each. They are read as what another user
 // may have forged: within bounds, and for nothing but to stop the group or let it go on. Private to
-// src/checkpoint.
+// src/group.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 #include "base/json_record.h"
 #include "base/operation.h"
-#include "checkpoint/group_part.h"
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_part.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/group_side.h"
+#include "group/group_side.h"
 
 #include <algorithm>
 #include <string_view>

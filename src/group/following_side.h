@@ -1,10 +1,10 @@
 // The side of a part that follows: it hears from the one that leads, and decides by itself only to
-// give the group up. Private to src/checkpoint.
+// give the group up. Private to src/group.
 #pragma once
 
 #include <string>
 
-#include "checkpoint/group_side.h"
+#include "group/group_side.h"
 
 namespace stasis {
 

@@ -1,12 +1,12 @@
 // The TCP connections between the parts of a group, as each part names its own. Private to
-// src/checkpoint. Touches nothing; thread-safe.
+// src/group. Touches nothing; thread-safe.
 #pragma once
 
 #include <map>
 #include <optional>
 #include <string>
 
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 
 namespace stasis {
 

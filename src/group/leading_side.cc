@@ -1,4 +1,4 @@
-#include "checkpoint/leading_side.h"
+#include "group/leading_side.h"
 
 #include <algorithm>
 #include <optional>
@@ -7,7 +7,7 @@
 
 #include "base/listing.h"
 #include "base/printable.h"
-#include "checkpoint/group_links.h"
+#include "group/group_links.h"
 
 namespace stasis {
 namespace {

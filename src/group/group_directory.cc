@@ -1,4 +1,4 @@
-#include "checkpoint/group_directory.h"
+#include "group/group_directory.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 // decided, and decides where this part wants the group to be given up. One part leads
 // (leading_side.h), the others follow (following_side.h).
 //
-// Private to src/checkpoint. Of the herald's thread alone (group_part.cc), which tells the caller
+// Private to src/group. Of the herald's thread alone (group_part.cc), which tells the caller
 // what has come of a step.
 #pragma once
 
@@ -15,9 +15,9 @@
 #include "base/error.h"
 #include "base/operation.h"
 #include "base/units.h"
-#include "checkpoint/group_part.h"
-#include "checkpoint/group_records.h"
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_part.h"
+#include "group/group_records.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/group_rounds.h"
+#include "group/group_rounds.h"
 
 #include <gtest/gtest.h>
 

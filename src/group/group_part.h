@@ -18,7 +18,7 @@
 #include "base/interrupt.h"
 #include "base/operation.h"
 #include "base/result.h"
-#include "checkpoint/group_rendezvous.h"
+#include "group/group_rendezvous.h"
 
 namespace stasis {
 

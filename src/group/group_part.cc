@@ -1,4 +1,4 @@
-#include "checkpoint/group_part.h"
+#include "group/group_part.h"
 
 #include <unistd.h>
 
@@ -23,9 +23,9 @@
 #include "base/printable.h"
 #include "base/threads.h"
 #include "base/units.h"
-#include "checkpoint/following_side.h"
-#include "checkpoint/group_records.h"
-#include "checkpoint/leading_side.h"
+#include "group/following_side.h"
+#include "group/group_records.h"
+#include "group/leading_side.h"
 
 namespace stasis {
 namespace {
