@@ -493,24 +493,32 @@ Result<void> ProcessTree::check_host_memory(const std::map<Pid, std::uint64_t>& 
   }
   const auto available = procfs_.memory_available();
   if (available && to_move > 0 && to_move + kHostReserve > *available) {
-    return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("the GPU memory in use ({}) does not fit into the free memory of "
-                            "this host ({})",
-                            format_bytes(to_move), format_bytes(*available)),
-                "the driver moves GPU memory into the process's own memory: free some, or give "
-                "the host more");
+    return fail(
+        refusal({"host-memory",
+                 Severity::kRed,
+                 {},
+                 fmt::format("the GPU memory in use ({}) does not fit into the free memory of "
+                             "this host ({})",
+                             format_bytes(to_move), format_bytes(*available)),
+                 "the driver moves GPU memory into the process's own memory: free some, or give "
+                 "the host more"},
+                ErrorCode::kOutOfHostMemory));
   }
   for (const auto& [directory, entry] : limited) {
     const std::uint64_t room = entry.cgroup.room(procfs_.swap_free().value_or(0));
     if (entry.to_move + kCgroupReserve <= room) continue;
-    return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("the GPU memory in use ({}) does not fit under the memory limit of "
-                            "{} ({}, of which {} are free)",
-                            format_bytes(entry.to_move), directory,
-                            format_bytes(entry.cgroup.limit), format_bytes(room)),
-                "the driver moves GPU memory into the process's own memory, and the kernel kills "
-                "what goes over the limit: raise the memory limit of the container or the job by "
-                "as much as it has GPU memory");
+    return fail(
+        refusal({"host-memory",
+                 Severity::kRed,
+                 {},
+                 fmt::format("the GPU memory in use ({}) does not fit under the memory limit of "
+                             "{} ({}, of which {} are free)",
+                             format_bytes(entry.to_move), directory,
+                             format_bytes(entry.cgroup.limit), format_bytes(room)),
+                 "the driver moves GPU memory into the process's own memory, and the kernel kills "
+                 "what goes over the limit: raise the memory limit of the container or the job by "
+                 "as much as it has GPU memory"},
+                ErrorCode::kOutOfHostMemory));
   }
   return {};
 }

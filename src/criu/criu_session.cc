@@ -234,24 +234,30 @@ Result<void> Criu::may_dump() const {
   if ((ours & kEither) != 0 || is_set_id ||
       ::getxattr(path_.c_str(), "security.capability", nullptr, 0) > 0)
     return {};
-  return fail(
-      ErrorCode::kNotPermitted,
-      fmt::format("user {} may not dump programs: neither CAP_SYS_ADMIN nor "
-                  "CAP_CHECKPOINT_RESTORE",
-                  ::geteuid()),
-      "run stasis as root (sudo); in a container, start it with --privileged; without root, a job "
-      "can be saved in a user namespace: `STASIS_STATE_DIR=/tmp/stasis-$(id -u) unshare "
-      "--user --map-root-user stasis run --images-dir DIR -- COMMAND`");
+  return fail(refusal(
+      {"permissions",
+       Severity::kRed,
+       {},
+       fmt::format("user {} may not dump programs: neither CAP_SYS_ADMIN nor "
+                   "CAP_CHECKPOINT_RESTORE",
+                   ::geteuid()),
+       "run stasis as root (sudo); in a container, start it with --privileged; without root, a job "
+       "can be saved in a user namespace: `STASIS_STATE_DIR=/tmp/stasis-$(id -u) unshare "
+       "--user --map-root-user stasis run --images-dir DIR -- COMMAND`"},
+      ErrorCode::kNotPermitted));
 }
 
 Result<void> Criu::may_restore() {
   STASIS_TRY_ASSIGN(const auto ours, proc::ProcFs().effective_capabilities());
   const std::uint64_t missing = capabilities_to_restore() & ~ours;
   if (missing == 0) return {};
-  return fail(ErrorCode::kNotPermitted,
-              fmt::format("this user may not restore programs here, without {}",
-                          proc::capability_names(missing)),
-              "run stasis as root, in a container with these capabilities (--cap-add)");
+  return fail(refusal({"permissions",
+                       Severity::kRed,
+                       {},
+                       fmt::format("this user may not restore programs here, without {}",
+                                   proc::capability_names(missing)),
+                       "run stasis as root, in a container with these capabilities (--cap-add)"},
+                      ErrorCode::kNotPermitted));
 }
 
 void tell_of_left_behind(const CriuProcess& process, Error& error) {

@@ -173,11 +173,13 @@ Result<void> let_inherit(AgentSet& agents, const std::vector<ProcessShares>& pro
   }
   for (const auto& [pid, needed] : bytes) {
     if (needed <= room_on_host(pid)) continue;
-    return fail(ErrorCode::kOutOfHostMemory,
-                fmt::format("process {} is to save {} of GPU memory whose owner has ended or has "
-                            "freed it, and there is no room for that in host memory",
-                            pid.value, format_bytes(needed)),
-                "free host memory, or raise the limit of the process's memory cgroup");
+    return fail(
+        refusal({"host-memory", Severity::kRed, pid,
+                 fmt::format("process {} is to save {} of GPU memory whose owner has ended or has "
+                             "freed it, and there is no room for that in host memory",
+                             pid.value, format_bytes(needed)),
+                 "free host memory, or raise the limit of the process's memory cgroup"},
+                ErrorCode::kOutOfHostMemory));
   }
   const auto agent_of = [&](std::size_t process) {
     const Pid pid = processes[process].pid;

@@ -84,10 +84,11 @@ std::optional<Error> probe_process(Pid pid, const proc::ProcFs& procfs) {
   }
   if (info->has_ended()) return procfs.ended_error(*info);
   if (!proc::may_trace(pid)) {
-    return Error{ErrorCode::kNotPermitted,
-                 fmt::format("not permitted to act on process {} ({})", pid.value, info->comm),
-                 "run as root or with CAP_SYS_PTRACE; as the same user it also needs "
-                 "/proc/sys/kernel/yama/ptrace_scope to be 0"};
+    return refusal({"permissions", Severity::kRed, pid,
+                    fmt::format("not permitted to act on process {} ({})", pid.value, info->comm),
+                    "run as root or with CAP_SYS_PTRACE; as the same user it also needs "
+                    "/proc/sys/kernel/yama/ptrace_scope to be 0"},
+                   ErrorCode::kNotPermitted);
   }
   return std::nullopt;
 }

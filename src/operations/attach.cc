@@ -213,7 +213,11 @@ class Attaching {
       if (done) continue;
       STASIS_TRY(check_still_there(*process));
       const bool gone = done.error().code == ErrorCode::kProcessGone;
-      if (!gone && done.error().remedy.empty()) done.error().remedy = kLeaveIt;
+      Error& why = done.error();
+      if (!gone && why.remedy.empty()) why.remedy = kLeaveIt;
+      if (why.code == ErrorCode::kNotSupported && why.obstacles.empty())
+        why.obstacles.push_back(
+            {"attach", Severity::kRed, process->pid(), why.message, why.remedy});
       return done;
     }
     return {};

@@ -74,12 +74,15 @@ Result<void> check_driver(const Driver& driver, const Manifest& manifest) {
   if (here.cuda_version != manifest.cuda_version ||
       (!here.driver_version.empty() && !manifest.driver_version.empty() &&
        here.driver_version != manifest.driver_version)) {
-    return fail(
-        ErrorCode::kDriverUnsupported,
-        fmt::format("the image was made with driver {} (CUDA {}) and this machine has {} ({})",
-                    manifest.driver_version, manifest.cuda_version, here.driver_version,
-                    here.cuda_version),
-        "restore it on a machine with the same version of the driver");
+    return fail(refusal(
+        {"driver",
+         Severity::kRed,
+         {},
+         fmt::format("the image was made with driver {} (CUDA {}) and this machine has {} ({})",
+                     manifest.driver_version, manifest.cuda_version, here.driver_version,
+                     here.cuda_version),
+         "restore it on a machine with the same version of the driver"},
+        ErrorCode::kDriverUnsupported));
   }
   return {};
 }
@@ -101,18 +104,21 @@ bool is_above(Pid pid) {
 // It stays until the job ends: the namespace ends with it.
 constexpr const char* kInANamespace = "`unshare --pid --fork --mount-proc stasis restore ...`";
 
+Error no_number(std::string what, std::string remedy, ErrorCode code = ErrorCode::kPidInUse) {
+  return refusal({"process-number", Severity::kRed, {}, std::move(what), std::move(remedy)}, code);
+}
+
 Error pid_in_use(const proc::ProcessInfo& user) {
   if (is_above(user.pid)) {
-    return {ErrorCode::kPidInUse,
-            fmt::format("the image needs process number {}, which is in use by {}, by which this "
-                        "stasis was started",
-                        user.pid.value, user.comm),
-            fmt::format("restore in a PID namespace of its own, which ends with the root: {}",
-                        kInANamespace)};
+    return no_number(
+        fmt::format("the image needs process number {}, which is in use by {}, by which this "
+                    "stasis was started",
+                    user.pid.value, user.comm),
+        fmt::format("restore in a PID namespace of its own, which ends with the root: {}",
+                    kInANamespace));
   }
   const bool zombie = user.has_ended();
-  return {
-      ErrorCode::kPidInUse,
+  return no_number(
       fmt::format("the image needs process number {}, which is in use by {}{}", user.pid.value,
                   user.comm,
                   zombie ? fmt::format(": it has exited, and its parent {} has not waited for it",
@@ -121,7 +127,7 @@ Error pid_in_use(const proc::ProcessInfo& user) {
       fmt::format("{}, or restore in a PID namespace of its own: {}",
                   zombie ? fmt::format("end process {}", user.parent.value)
                          : "is the job still running? end what uses the number",
-                  kInANamespace)};
+                  kInANamespace));
 }
 
 // Another PID namespace would not help: there, too, we may have the number.
@@ -129,12 +135,12 @@ Error number_is_ours(const ImageReader& image, std::string_view whose) {
   const int highest =
       std::max(*image.manifest().numbers().rbegin(), highest_number(image.criu_dir()));
   // Not by another shell (`sh -c`), which could have the number itself.
-  return {ErrorCode::kPidInUse,
-          fmt::format("the image needs {} number {}, which is the one of this process", whose,
-                      ::getpid()),
-          fmt::format("leave out --detach; or give the next program another number, in the very "
-                      "shell that starts stasis: echo {} >/proc/sys/kernel/ns_last_pid",
-                      highest)};
+  return no_number(
+      fmt::format("the image needs {} number {}, which is the one of this process", whose,
+                  ::getpid()),
+      fmt::format("leave out --detach; or give the next program another number, in the very "
+                  "shell that starts stasis: echo {} >/proc/sys/kernel/ns_last_pid",
+                  highest));
 }
 
 // A process whose session, or whose group, has the number of a process of the image.
@@ -161,21 +167,20 @@ std::optional<GroupMemberOf> find_of_group(const proc::ProcFs& procfs,
 Error group_in_use(const GroupMemberOf& user) {
   const proc::ProcessInfo& process = user.process;
   const bool ended = process.has_ended();
-  return {ErrorCode::kPidInUse,
-          fmt::format("the image needs process number {}, which is in use as that of the {} of "
-                      "process {} ({}{})",
-                      user.number, user.what, process.pid.value, process.comm,
-                      ended ? ", which has exited and was not waited for" : ""),
-          fmt::format("{} {}, or restore in a PID namespace of its own: {}",
-                      ended ? "have its parent wait for it, process" : "end process",
-                      ended ? process.parent.value : process.pid.value, kInANamespace)};
+  return no_number(
+      fmt::format("the image needs process number {}, which is in use as that of the {} of "
+                  "process {} ({}{})",
+                  user.number, user.what, process.pid.value, process.comm,
+                  ended ? ", which has exited and was not waited for" : ""),
+      fmt::format("{} {}, or restore in a PID namespace of its own: {}",
+                  ended ? "have its parent wait for it, process" : "end process",
+                  ended ? process.parent.value : process.pid.value, kInANamespace));
 }
 
 Error thread_in_use(Tid thread, const std::string& who) {
-  return {
-      ErrorCode::kPidInUse,
+  return no_number(
       fmt::format("the image needs thread number {}, which is in use: {}", thread.value, who),
-      fmt::format("end what uses it, or restore in a PID namespace of its own: {}", kInANamespace)};
+      fmt::format("end what uses it, or restore in a PID namespace of its own: {}", kInANamespace));
 }
 
 // The kernel lets those choose numbers who have the right in the user namespace that the PID
@@ -185,11 +190,12 @@ Result<void> may_choose_numbers() {
   if (!numbers) return {};
   const UniqueFd owner(::ioctl(numbers->get(), NS_GET_USERNS));
   if (owner.valid() || errno != EPERM) return {};
-  return fail(ErrorCode::kNotPermitted,
-              "the image needs its process numbers, which cannot be chosen here: this user "
-              "namespace has no PID namespace of its own",
-              "restore in one: unshare --user --map-root-user --pid --fork --mount-proc "
-              "--kill-child stasis restore ...");
+  return fail(
+      no_number("the image needs its process numbers, which cannot be chosen here: this user "
+                "namespace has no PID namespace of its own",
+                "restore in one: unshare --user --map-root-user --pid --fork --mount-proc "
+                "--kill-child stasis restore ...",
+                ErrorCode::kNotPermitted));
 }
 
 // Those of the machine's own user namespace; one of its own is made anew with all of them.
@@ -214,16 +220,21 @@ Result<void> check_rights(const ImageReader& image) {
       "--pid --fork --mount-proc --kill-child stasis restore ...";
   if (auto may = Criu::may_restore(); !may) {
     may.error().remedy += kAsItsUser;
+    for (Obstacle& obstacle : may.error().obstacles)
+      obstacle.remedy = may.error().remedy;
     return may;
   }
   STASIS_TRY_ASSIGN(const auto missing, missing_capabilities(image));
   if (missing == 0) return {};
-  return fail(
-      ErrorCode::kNotPermitted,
-      fmt::format("the image's processes have capabilities that this user cannot give them: "
-                  "{}",
-                  proc::capability_names(missing)),
-      fmt::format("restore with these (a container: --cap-add){}", kAsItsUser));
+  return fail(refusal(
+      {"permissions",
+       Severity::kRed,
+       {},
+       fmt::format("the image's processes have capabilities that this user cannot give them: "
+                   "{}",
+                   proc::capability_names(missing)),
+       fmt::format("restore with these (a container: --cap-add){}", kAsItsUser)},
+      ErrorCode::kNotPermitted));
 }
 
 // A number is a thread's, or of a process that this user is not shown.
@@ -247,11 +258,11 @@ Result<void> check_numbers(const ImageReader& image) {
     if (info) return fail(pid_in_use(*info));
     if (info.error().code == ErrorCode::kNoSuchProcess) continue;
     if (!is_of_another(info.error())) return fail(std::move(info.error()));
-    return fail(ErrorCode::kPidInUse,
-                fmt::format("the image needs process number {}, which is in use: {}",
-                            record.pid.value, info.error().message),
-                "restore in a PID namespace of its own: unshare --pid --fork --mount-proc stasis "
-                "restore ...");
+    return fail(
+        no_number(fmt::format("the image needs process number {}, which is in use: {}",
+                              record.pid.value, info.error().message),
+                  "restore in a PID namespace of its own: unshare --pid --fork --mount-proc stasis "
+                  "restore ..."));
   }
   std::set<int> numbers;
   for (const ProcessRecord& record : manifest.processes)
@@ -458,27 +469,33 @@ Result<void> check_host_memory(const Manifest& manifest, std::uint64_t elsewhere
   const auto memory = procfs.memory_available();
   const auto swap = procfs.swap_free();
   if (memory && swap && needed > *memory + *swap) {
-    return fail(
-        ErrorCode::kOutOfHostMemory,
-        fmt::format("the processes have at least {} of memory, GPU memory included, and this host "
-                    "has {} free",
-                    format_bytes(needed), format_bytes(*memory + *swap)),
-        "free some, or restore on a host with more");
+    return fail(refusal(
+        {"host-memory",
+         Severity::kRed,
+         {},
+         fmt::format("the processes have at least {} of memory, GPU memory included, and this host "
+                     "has {} free",
+                     format_bytes(needed), format_bytes(*memory + *swap)),
+         "free some, or restore on a host with more"},
+        ErrorCode::kOutOfHostMemory));
   }
   for (const proc::MemoryCgroup& group : proc::memory_cgroups(Pid{::getpid()})) {
     const std::uint64_t theirs = in_our_cgroup ? needed : 0;
     const std::uint64_t room = group.room(swap.value_or(0));
     if (theirs + ours <= room) continue;
-    return fail(
-        ErrorCode::kOutOfHostMemory,
-        fmt::format("the processes have at least {} of memory, GPU memory included{}, and the "
-                    "memory limit of {} ({}) leaves {} free",
-                    format_bytes(theirs),
-                    ours == 0 ? "" : fmt::format(", to copy takes {}", format_bytes(ours)),
-                    group.directory, format_bytes(group.limit), format_bytes(room)),
-        ours == 0 ? "raise the limit, or restore from outside of that cgroup"
-                  : "raise the limit, take less to copy through (--ring 16M), or restore from "
-                    "outside of that cgroup");
+    return fail(refusal(
+        {"host-memory",
+         Severity::kRed,
+         {},
+         fmt::format("the processes have at least {} of memory, GPU memory included{}, and the "
+                     "memory limit of {} ({}) leaves {} free",
+                     format_bytes(theirs),
+                     ours == 0 ? "" : fmt::format(", to copy takes {}", format_bytes(ours)),
+                     group.directory, format_bytes(group.limit), format_bytes(room)),
+         ours == 0 ? "raise the limit, or restore from outside of that cgroup"
+                   : "raise the limit, take less to copy through (--ring 16M), or restore from "
+                     "outside of that cgroup"},
+        ErrorCode::kOutOfHostMemory));
   }
   return {};
 }

@@ -54,11 +54,14 @@ Result<void> check_proc_mount() {
   }
   struct statfs info {};
   if (::statfs("/proc", &info) != 0 || info.f_type != PROC_SUPER_MAGIC)
-    return fail(ErrorCode::kNotSupported, "/proc is not mounted here", kMountIt);
-  return fail(ErrorCode::kNotSupported,
-              "the /proc that is mounted here is that of another PID namespace: its numbers mean "
-              "other processes",
-              kMountIt);
+    return fail(refusal({"proc", Severity::kRed, {}, "/proc is not mounted here", kMountIt}));
+  return fail(
+      refusal({"proc",
+               Severity::kRed,
+               {},
+               "the /proc that is mounted here is that of another PID namespace: its numbers mean "
+               "other processes",
+               kMountIt}));
 }
 
 bool proc_may_hide() {
@@ -86,11 +89,13 @@ bool is_hidden(Pid pid) {
 }
 
 Error hidden(Pid pid) {
-  return Error{ErrorCode::kNotPermitted,
-               fmt::format("process {} is another user's, or may not be examined, and /proc hides "
-                           "it (it is mounted with hidepid)",
-                           pid.value),
-               "run as root, or as the user who owns the process"};
+  return refusal(
+      {"proc", Severity::kRed, pid,
+       fmt::format("process {} is another user's, or may not be examined, and /proc hides "
+                   "it (it is mounted with hidepid)",
+                   pid.value),
+       "run as root, or as the user who owns the process"},
+      ErrorCode::kNotPermitted);
 }
 
 }  // namespace stasis::proc

@@ -102,8 +102,9 @@ bool is_ending(const std::string& root, Pid pid) {
 
 Error why_unread(const std::string& root, Pid pid, Error why) {
   if (why.code == ErrorCode::kNotPermitted) {
-    why.remedy = "run as root, or as the user who owns the process";
-    return why;
+    return refusal({"permissions", Severity::kRed, pid, std::move(why.message),
+                    "run as root, or as the user who owns the process"},
+                   why.code);
   }
   const bool vanished = why.code == ErrorCode::kNoSuchProcess ||
                         ::access(fmt::format("{}/{}", root, pid.value).c_str(), F_OK) != 0;
@@ -299,9 +300,9 @@ Result<void> ProcFs::check_children(Pid parent, const std::set<Pid>& seen) const
     std::istringstream numbers(text ? *text : std::string());
     for (Pid child; numbers >> child.value;) {
       if (seen.contains(child) || !is_hidden(child)) continue;
-      Error why = hidden(child);
-      why.message += fmt::format("; it is a child of process {}", parent.value);
-      return fail(std::move(why));
+      Obstacle why = hidden(child).obstacles.front();
+      why.what += fmt::format("; it is a child of process {}", parent.value);
+      return fail(refusal(std::move(why), ErrorCode::kNotPermitted));
     }
   }
   return {};

@@ -308,6 +308,7 @@ heard() { python3 -IS "$BATS_TEST_DIRNAME/agent_page.py" "$TARGET" heard; }
   "${unprivileged[@]}" "$STASIS_BUILD/bin/stasis" --version || skip "another user may not run the program"
   STASIS_STATE_DIR=$own refused_by 5 not-permitted "${unprivileged[@]}" "$STASIS_BUILD/bin/stasis" suspend "$TARGET"
   assert_contains "$err" "process $TARGET"
+  STASIS_STATE_DIR=$own has_obstacle permissions "${unprivileged[@]}" "$STASIS_BUILD/bin/stasis" suspend "$TARGET"
   rm -rf "$own"
   page=$(find "/proc/$TARGET/fd" -lname '*memfd:stasis-agent*')
   [[ -n $page ]]

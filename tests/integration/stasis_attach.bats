@@ -786,6 +786,7 @@ END
   need_root "reading a filter"
   start_program cuda-refusing
   refused 8 not-supported attach "$TARGET" --graphs-are-safe
+  has_obstacle attach stasis attach "$TARGET" --graphs-are-safe
   ends_right
 }
 

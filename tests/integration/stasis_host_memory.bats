@@ -73,6 +73,7 @@ END
   echo "$TARGET" >"$CGROUP/cgroup.procs"
   refused 11 out-of-host-memory suspend "$TARGET"
   assert_contains "$err" "does not fit under the memory limit of $CGROUP (64.0 MiB"
+  has_obstacle host-memory stasis suspend "$TARGET"
   in_state running
   agent_is 0
   target_goes_on

@@ -189,6 +189,7 @@ END
   [[ $taken == "$tid" ]] || skip "the number went to another process"
   refused 11 pid-in-use restore --images-dir "$image" --detach
   assert_contains "$err" "$tid"
+  has_obstacle process-number stasis restore --images-dir "$image" --detach
   assert_equal "$(find "$image/log" -name 'restore-*')" "" "CRIU was asked"
   kill "$taken"
   wait "$taken" 2>/dev/null || true

@@ -68,6 +68,14 @@ refused_by() {
   [[ $code == interrupted ]] || assert_contains "$err" "what to do: "
 }
 
+# has_obstacle ID COMMAND...: that is refused because of such an obstacle, as a program reads it.
+has_obstacle() {
+  local id=$1
+  shift
+  capture timeout -k 5 120 "$@" --json
+  assert_equal "$(json '[o["id"] for o in d["error"]["obstacles"]]')" "['$id']" "$out$err"
+}
+
 # What json.loads() ends in: the package that is around it takes as long to import as Python to start, thrice that for
 # some two thousand questions.
 json_reader='import _json, sys

@@ -24,6 +24,7 @@ other_may_come() {
 }
 
 @test "a process that /proc hides is not said to be gone, and ps says that it may not see all" {
+  local options verb id
   other_may_come
   start_target memory --size 1M
   for options in hidepid=1 hidepid=2; do
@@ -31,6 +32,9 @@ other_may_come() {
       # shellcheck disable=SC2086
       refused_by 5 not-permitted "${with_proc[@]}" $options "${other[@]}" "$(command -v stasis)" $verb
     done
+    # hidepid=1 shows that it exists, and nothing more.
+    [[ $options == hidepid=1 ]] && id=permissions || id=proc
+    has_obstacle $id "${with_proc[@]}" $options "${other[@]}" "$(command -v stasis)" suspend "$TARGET"
     capture "${with_proc[@]}" $options "${other[@]}" "$(command -v stasis)" ps
     assert_equal "$status" 0
     assert_contains "$err" hidepid
