@@ -397,7 +397,7 @@ class MoveOut {
 
   // What the next copy out moves is still on the GPUs when it has to come back.
   void keep_on_gpus() {
-    if (options_.image != nullptr && options_.comes_back)
+    if (options_.image != nullptr && options_.purpose == Purpose::kDumpAndGoOn)
       state_.prefetch.keep_on_gpus(env_.driver, tree_);
   }
 
@@ -644,11 +644,11 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
     if (member.initial == CudaState::kLocked) plan.locked.push_back(&member.process);
   }
   if (options.again == Retry::kByDriver) {
-    plan.way = Way::kDriver;
+    plan.path = MemoryPath::kDriver;
   } else if (options.path == MemoryPath::kDirect) {
-    plan.way = Way::kNothingElse;
+    plan.path = MemoryPath::kDirect;
   } else if (options.path == MemoryPath::kDriver || !env.mover) {
-    plan.way = Way::kDriver;
+    plan.path = MemoryPath::kDriver;
     plan.why_driver =
         options.path == MemoryPath::kDriver ? "asked for (--path driver)" : "no mover is available";
   }
@@ -662,7 +662,7 @@ MoveOutPlan MoveOutPlan::make(const Environment& env, const ProcessTree& tree,
   else if (held_before)
     plan.contexts = Contexts::kWhenQuiesced;
   const bool first =
-      options.for_dump || options.again == Retry::kCopyFirst || options.on_quiesced != nullptr;
+      options.for_dump() || options.again == Retry::kCopyFirst || options.on_quiesced != nullptr;
   plan.order = first ? CopyOrder::kFirst : CopyOrder::kBeside;
   return plan;
 }

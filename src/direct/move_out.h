@@ -20,15 +20,25 @@ namespace stasis {
 // (SuspendOptions::on_quiesced); Retry::kCopyFirst.
 enum class CopyOrder { kBeside, kFirst };
 
+// What comes after a process tree is quiesced.
+enum class Purpose {
+  kSuspend,
+  kDump,
+  kDumpAndGoOn,  // at once, so what there is room for may stay on the GPUs
+};
+
 // How a process tree is quiesced.
 struct QuiesceOptions {
+  bool for_dump() const { return purpose != Purpose::kSuspend; }
+
+  Purpose purpose = Purpose::kSuspend;
   std::chrono::milliseconds timeout{};  // for the gates, and for the driver's lock; zero: none
   bool ignore_obstacles = false;
-  bool for_dump = false;
   MemoryPath path = MemoryPath::kAutomatic;
   const IntoImage* image = nullptr;  // otherwise into the processes' own memory
-  bool comes_back = false;           // at once, so what there is room for may stay on the GPUs
-  Retry again = Retry::kNone;        // what the error of the try before had, which is told
+  // What the error of the try before had, which is told. Of a dump, which begins anew as it was,
+  // none: it copies first in any case.
+  Retry again = Retry::kNone;
   std::function<void()> on_quiesced = {};  // as in SuspendOptions
   // Of a group of several nodes: nothing is copied or evicted before all its parts are quiesced.
   GroupPart* part = nullptr;
@@ -37,11 +47,6 @@ struct QuiesceOptions {
 // Which processes, by which way and in which order: decided once for each try, before any process
 // is touched, from what the user wants and what the try before has found (QuiesceOptions::again).
 struct MoveOutPlan {
-  enum class Way {
-    kDriver,       // agents are left alone
-    kAgents,       // and what cannot leave that way is left to the driver
-    kNothingElse,  // what cannot leave that way is a failure
-  };
   // When the contexts of a mover are made (direct/mover_server.h).
   enum class Contexts {
     kAtOnce,          // while the programs run
@@ -52,13 +57,12 @@ struct MoveOutPlan {
 
   static MoveOutPlan make(const Environment& env, const ProcessTree& tree,
                           const QuiesceOptions& options);
-  bool by_driver() const { return way == Way::kDriver; }
-  MemoryPath path() const { return by_driver() ? MemoryPath::kDriver : MemoryPath::kDirect; }
-  bool only_agents() const { return way == Way::kNothingElse; }
+  bool by_driver() const { return path == MemoryPath::kDriver; }
+  bool only_agents() const { return path == MemoryPath::kDirect; }
   bool mover_when_quiesced() const { return contexts != Contexts::kAtOnce; }
   bool beside_restored() const { return contexts == Contexts::kBesideRestored; }
 
-  Way way = Way::kAgents;
+  MemoryPath path = MemoryPath::kAutomatic;
   std::string why_driver = {};  // for the user; empty: that was told
   // Of the tree, until that grows.
   std::vector<const Process*> running;

@@ -322,9 +322,12 @@ class DumpRun {
     // One that stays suspended keeps its memory's content itself: the image need not be kept for
     // it.
     const IntoImage* into = into_image() ? &*into_image_ : nullptr;
-    QuiesceOptions how{options_.timeout, options_.ignore_obstacles, true, options_.path, into,
-                       goes_on()};
-    how.part = options_.part;
+    const QuiesceOptions how{.purpose = goes_on() ? Purpose::kDumpAndGoOn : Purpose::kDump,
+                             .timeout = options_.timeout,
+                             .ignore_obstacles = options_.ignore_obstacles,
+                             .path = options_.path,
+                             .image = into,
+                             .part = options_.part};
     auto threads = ask_threads(root_);
     stage_ = Stage::kQuiescing;
     auto stopped = quiesce(env_, *opened_, how, phases_);

@@ -35,7 +35,7 @@ Result<void> lock_together(const Environment& env, ProcessTree& tree, GroupPart&
 Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const QuiesceOptions& options,
                           Phases& phases) {
   ProcessTree& tree = opened.tree;
-  if (options.for_dump) tree.drop_zeros();
+  if (options.for_dump()) tree.drop_zeros();
   const MoveOutPlan plan = MoveOutPlan::make(env, tree, options);
   STASIS_TRY(opened.direct.move_out(env, tree, plan, options, phases));
   GroupPart* const part = options.part;
@@ -58,7 +58,7 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     std::set<Pid> none;
     if (!options.ignore_obstacles) {
       STASIS_TRY(refuse_driver_obstacles(env, tree.members(), false, none, true));
-      STASIS_TRY(opened.direct.refuse_late_sharing(env, tree, plan.path()));
+      STASIS_TRY(opened.direct.refuse_late_sharing(env, tree, plan.path));
     }
     phases.begin("checkpoint");
     STASIS_TRY(tree.park_threads());
@@ -70,9 +70,9 @@ Result<void> quiesce_tree(const Environment& env, OpenedTree& opened, const Quie
     STASIS_TRY_ASSIGN(
         auto inherited,
         find_inherited_files(proc::ProcFs(), tree.members(), env.driver.info().simulated,
-                             !options.for_dump || options.ignore_obstacles));
+                             !options.for_dump() || options.ignore_obstacles));
     const auto replaced = replace_inherited_files(inherited, opened.journal.get());
-    if (!replaced && options.for_dump) return replaced;
+    if (!replaced && options.for_dump()) return replaced;
     if (!replaced) env.tell("a later dump may be refused: " + replaced.error().to_string());
     for (const TreeMember& member : tree.members())
       if (member.initial) direct::note_hold(member.process.pid(), member.process.pidfd());

@@ -40,9 +40,11 @@ Result<Report> suspend_once(const Environment& env, Pid root, const SuspendOptio
   }
   if (auto clear = refuse_unstoppable(tree); !clear)
     return fail(told(options.part, std::move(clear.error())));
-  QuiesceOptions how{options.timeout, options.ignore_obstacles, false, options.path};
-  how.part = options.part;
-  how.again = again;
+  QuiesceOptions how{.timeout = options.timeout,
+                     .ignore_obstacles = options.ignore_obstacles,
+                     .path = options.path,
+                     .again = again,
+                     .part = options.part};
   if (options.on_quiesced) {
     how.on_quiesced = [told = false, &options]() mutable {
       if (!std::exchange(told, true)) options.on_quiesced();
