@@ -5,7 +5,6 @@
 // functions stand in front of the C library's and leave the pages of the tool's table out of the
 // answer. A criu that asks in another way saves them as well, which costs time and disk space and
 // nothing else.
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -94,63 +93,79 @@ const Range* first_above(std::uint64_t owner, std::uint64_t place, std::uint64_t
   return table->ranges + low;
 }
 
-// What was read of a pagemap, an entry of 8 bytes a page.
-void hide_entries(std::uint64_t pid, unsigned char* entries, std::size_t bytes,
-                  std::uint64_t offset, std::uint64_t count) {
-  if (offset % 8 != 0) return;  // never seen
-  const std::uint64_t first = offset / 8 * kPage;
-  const std::uint64_t end = first + bytes / 8 * kPage;
-  std::uint64_t hidden = 0;
-  const Range* const last = table->ranges + count;
-  for (const Range* range = first_above(pid, first, count);
-       range != last && range->owner == pid && range->start < end; ++range) {
-    const std::uint64_t from = range->start > first ? range->start : first;
-    const std::uint64_t to = range->end < end ? range->end : end;
-    if (from >= to) continue;
-    std::memset(entries + (from - first) / kPage * 8, 0, (to - from) / kPage * 8);
-    hidden += (to - from) / kPage;
-  }
-  table->hidden.fetch_add(hidden, std::memory_order_relaxed);
+// A part of a process's addresses of which all pages are hidden, or none.
+struct Part {
+  std::uint64_t end;
+  bool is_hidden;
+};
+
+// The part that begins at `at`, up to `end` at most.
+Part part_at(std::uint64_t pid, std::uint64_t at, std::uint64_t end, std::uint64_t count) {
+  const Range* const range = first_above(pid, at, count);
+  if (range == table->ranges + count || range->owner != pid || range->start >= end)
+    return {end, false};
+  if (range->start > at) return {range->start, false};
+  return {range->end < end ? range->end : end, true};
 }
 
-// What a scan has found, without the hidden pages: a region falls into several where some lie in
-// its middle. Where there is no room for all, the scan ends there, as the kernel's does.
-long hide_regions(std::uint64_t pid, ScanArgument& scan, long found, std::uint64_t count) {
-  auto* const regions = reinterpret_cast<PageRegion*>(scan.vec);
-  const std::size_t bytes = static_cast<std::size_t>(found) * sizeof(PageRegion);
-  if (found <= 0) return found;
-  void* const copy =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) return found;
-  std::memcpy(copy, regions, bytes);
-  const auto* const all = static_cast<const PageRegion*>(copy);
-  const Range* const last = table->ranges + count;
-  std::uint64_t kept = 0;
-  std::uint64_t hidden = 0;
-  bool full = false;
-  const auto keep = [&](std::uint64_t start, std::uint64_t end, std::uint64_t categories) {
-    if (start >= end || full) return;
-    full = kept == scan.vec_len;
-    if (full)
-      scan.walk_end = start;
-    else
-      regions[kept++] = {start, end, categories};
-  };
-  for (long i = 0; i < found && !full; ++i) {
-    std::uint64_t at = all[i].start;
-    for (const Range* range = first_above(pid, at, count);
-         range != last && range->owner == pid && range->start < all[i].end && !full; ++range) {
-      keep(at, range->start, all[i].categories);
-      const std::uint64_t from = range->start > at ? range->start : at;
-      const std::uint64_t to = range->end < all[i].end ? range->end : all[i].end;
-      if (to > from) hidden += (to - from) / kPage;
-      at = range->end;
+void note_hidden(std::uint64_t bytes) {
+  table->hidden.fetch_add(bytes / kPage, std::memory_order_relaxed);
+}
+
+// Entries of a pagemap, 8 bytes a page: of hidden pages zeros, for which the kernel is not asked,
+// as it would go through the tables of gigabytes while the program stands still.
+ssize_t read_entries(int fd, std::uint64_t pid, unsigned char* buffer, std::size_t bytes,
+                     off_t offset, std::uint64_t count) {
+  constexpr std::size_t kEntry = 8;
+  const std::uint64_t first = static_cast<std::uint64_t>(offset) / kEntry * kPage;
+  const std::uint64_t end = first + bytes / kEntry * kPage;
+  for (std::uint64_t at = first; at < end;) {
+    const Part part = part_at(pid, at, end, count);
+    const std::size_t done = (at - first) / kPage * kEntry;
+    const std::size_t size = (part.end - at) / kPage * kEntry;
+    if (part.is_hidden) {
+      std::memset(buffer + done, 0, size);
+      note_hidden(part.end - at);
+    } else {
+      const long got =
+          ::syscall(SYS_pread64, fd, buffer + done, size, offset + static_cast<off_t>(done));
+      if (got < 0 && done == 0) return got;
+      if (got != static_cast<long>(size)) return static_cast<ssize_t>(done) + (got < 0 ? 0 : got);
     }
-    keep(at, all[i].end, all[i].categories);
+    at = part.end;
   }
-  ::munmap(copy, bytes);
-  table->hidden.fetch_add(hidden, std::memory_order_relaxed);
-  return static_cast<long>(kept);
+  return static_cast<ssize_t>((end - first) / kPage * kEntry);
+}
+
+// A scan, of the parts that are not hidden. Where there is no room for what is found, it ends
+// there, as the kernel's does.
+long scan_parts(int fd, std::uint64_t pid, ScanArgument& scan, std::uint64_t count) {
+  std::uint64_t found = 0;
+  for (std::uint64_t at = scan.start; at < scan.end;) {
+    const Part part = part_at(pid, at, scan.end, count);
+    if (part.is_hidden) {
+      note_hidden(part.end - at);
+      at = part.end;
+      continue;
+    }
+    ScanArgument of_part = scan;
+    of_part.start = at;
+    of_part.end = part.end;
+    of_part.vec = scan.vec + found * sizeof(PageRegion);
+    of_part.vec_len = scan.vec_len - found;
+    scan.walk_end = at;
+    if (of_part.vec_len == 0) return static_cast<long>(found);
+    const long more = ::syscall(SYS_ioctl, fd, kPagemapScan, &of_part);
+    if (more < 0) return found == 0 ? more : static_cast<long>(found);
+    found += static_cast<std::uint64_t>(more);
+    if (of_part.walk_end < part.end) {
+      scan.walk_end = of_part.walk_end;
+      return static_cast<long>(found);
+    }
+    at = part.end;
+  }
+  scan.walk_end = scan.end;
+  return static_cast<long>(found);
 }
 
 // criu looks at pages only once it has stopped all processes that it dumps.
@@ -212,16 +227,19 @@ off_t seek_hiding(int fd, off_t offset, int how) {
                           : seek_hole(fd, offset, owner, count);
 }
 
+// The process whose pages the descriptor tells of, if some of them may be hidden; 0: of none.
+std::uint64_t hides_of(int fd, std::uint64_t count) {
+  const std::uint64_t pid = count == 0 ? 0 : process_of(fd);
+  if (pid != 0) note_asked(pid);
+  return pid;
+}
+
 ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
-  const long got = ::syscall(SYS_pread64, fd, buffer, bytes, offset);
   const std::uint64_t count = ranges();
-  if (got <= 0 || count == 0) return got;
-  const std::uint64_t pid = process_of(fd);
-  if (pid == 0) return got;
-  note_asked(pid);
-  hide_entries(pid, static_cast<unsigned char*>(buffer), static_cast<std::size_t>(got),
-               static_cast<std::uint64_t>(offset), count);
-  return got;
+  const bool is_whole = offset % 8 == 0 && bytes % 8 == 0;  // never seen otherwise
+  const std::uint64_t pid = is_whole ? hides_of(fd, count) : 0;
+  if (pid == 0) return ::syscall(SYS_pread64, fd, buffer, bytes, offset);
+  return read_entries(fd, pid, static_cast<unsigned char*>(buffer), bytes, offset, count);
 }
 
 }  // namespace
@@ -245,13 +263,13 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
   va_start(list, request);
   void* const argument = va_arg(list, void*);
   va_end(list);
-  const long result = ::syscall(SYS_ioctl, fd, request, argument);
-  const std::uint64_t count = ranges();
-  if (request != kPagemapScan || result < 0 || count == 0) return static_cast<int>(result);
-  const std::uint64_t pid = process_of(fd);
-  if (pid == 0) return static_cast<int>(result);
-  note_asked(pid);
-  return static_cast<int>(hide_regions(pid, *static_cast<ScanArgument*>(argument), result, count));
+  const std::uint64_t count = request == kPagemapScan ? ranges() : 0;
+  const std::uint64_t pid = hides_of(fd, count);
+  auto* const scan = static_cast<ScanArgument*>(argument);
+  // Criu sets no other limit than the room that it has.
+  if (pid == 0 || scan->max_pages != 0 || scan->vec_len == 0)
+    return static_cast<int>(::syscall(SYS_ioctl, fd, request, argument));
+  return static_cast<int>(scan_parts(fd, pid, *scan, count));
 }
 
 }  // extern "C"
