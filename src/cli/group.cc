@@ -83,7 +83,13 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join_image(const RestoreOptions
                                                             std::chrono::milliseconds timeout,
                                                             const Interrupt& interrupt) {
   if (!rendezvous_) return std::unique_ptr<GroupPart>();
-  STASIS_TRY_ASSIGN(auto options, part_of_image(restore));
+  auto of_image = part_of_image(restore);
+  if (!of_image) {
+    // The others would wait for this part for all of their time, and not learn the reason.
+    STASIS_TRY_ASSIGN(auto part, join(Operation::kRestore, timeout, interrupt));
+    return fail(part->give_up(std::move(of_image.error())));
+  }
+  GroupPartOptions options = std::move(*of_image);
   if (options.parts != parts_ || (!name_.empty() && name_ != options.name)) {
     return fail(ErrorCode::kUsage,
                 fmt::format("{} is the image of part {} of {}", restore.images_dir, options.name,

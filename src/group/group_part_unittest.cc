@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <ctime>
@@ -426,6 +427,37 @@ TEST_F(GroupPartTest, ARestoreIsOfOneDumpAndHasNoDeadlineOnceAllHaveCome) {
   // Two may have seen it and gone before the third came.
   EXPECT_THAT(said, Each(AnyOf(HasSubstr("of different dumps"), HasSubstr("1 of 3 parts have"))));
   EXPECT_THAT(said, Contains(HasSubstr("of different dumps")).Times(testing::Ge(2)));
+}
+
+TEST_F(GroupPartTest, APartThatCannotReadItsImageTellsTheOthers) {
+  GroupLinks links;
+  links.established = {"10.0.0.1:7 10.0.0.2:9"};
+  // Whichever of them leads, and however soon the other looks.
+  for (int delay = -20; delay <= 20; delay += 4) {
+    std::vector<std::string> said(2);
+    at_once(2, [&](std::size_t i) {
+      const bool fails = i == 0;
+      std::this_thread::sleep_for(milliseconds(std::max(fails ? delay : -delay, 0)));
+      auto own = options(2, fmt::format("node{}", i));
+      own.operation = Operation::kRestore;
+      if (!fails) own.dump_id = "first";
+      if (!fails) own.links = links;
+      auto joined = join(own);
+      if (!joined) {
+        said[i] = joined.error().to_string();
+        return;
+      }
+      auto done = fails ? broken() : (*joined)->wait_for_all();
+      if (done) {
+        const auto moment = (*joined)->wait_until_quiesced();
+        if (!moment) done = fail(Error(moment.error()));
+      }
+      ASSERT_FALSE(done);
+      said[i] = (*joined)->give_up(std::move(done.error())).to_string();
+    });
+    EXPECT_THAT(said[0], HasSubstr("no room"));
+    EXPECT_THAT(said[1], HasSubstr("given up by part node0: no room"));
+  }
 }
 
 TEST_F(GroupPartTest, OneMoreThanThereAreHurtsNoOther) {

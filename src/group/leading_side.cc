@@ -103,7 +103,9 @@ void LeadingSide::probe_part(const std::string& name, Seen& seen) {
                              options_.parts, operation_name(options_.operation)),
                  "give all parts the same verb, and the same number (--parts)"});
   }
-  if (seen.is_there && record.dump_id != options_.dump_id) {
+  // A part that cannot read its image has none, and says what is wrong with it.
+  const bool have_images = !record.dump_id.empty() && !options_.dump_id.empty();
+  if (seen.is_there && have_images && record.dump_id != options_.dump_id) {
     return want({ErrorCode::kUsage,
                  fmt::format("the images of part {} and of part {} are of different dumps", name,
                              options_.name),
@@ -132,7 +134,10 @@ void LeadingSide::complete_roster() {
                                                     one.second.record.stage != PartStage::kComing);
                    });
   if (!all) return;
-  if (options_.operation == Operation::kRestore && !links_are_whole()) return;
+  const bool has_failed = std::any_of(seen_.begin(), seen_.end(), [](const auto& one) {
+    return one.second.record.stage == PartStage::kFailed;
+  });
+  if (options_.operation == Operation::kRestore && !has_failed && !links_are_whole()) return;
   GroupRoster roster;
   for (const auto& [name, seen] : seen_)
     roster.names.push_back(name);

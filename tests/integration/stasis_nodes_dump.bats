@@ -226,6 +226,13 @@ there_and_back() {
   said 1 "is the image of part node1 of 2"
   rm -r "$(image_of 0)"
   mv "$(image_of 0).second" "$(image_of 0)"
+  # The other hears it.
+  mv "$(image_of 0)" "$(image_of 0).away"
+  together 10 restore
+  said 0 "there is no image"
+  said 1 "given up by part node0: there is no image"
+  none_runs
+  mv "$(image_of 0).away" "$(image_of 0)"
   # One that does not come.
   begin 0 restore --timeout 2s
   come_to 7 0
