@@ -18,6 +18,12 @@ void FollowingSide::look() {
   check_deadlines();
 }
 
+std::vector<std::string> FollowingSide::busy_parts() const {
+  const std::string quiet = quiet_text(lead_changed_);
+  if (quiet.empty() || lead_.leader.empty()) return {};
+  return {shortened(lead_.leader, kMostName) + quiet};
+}
+
 void FollowingSide::hear(const std::string& text) {
   auto lead = record_from_text<LeadRecord>(text);
   if (!lead) return;

@@ -15,6 +15,8 @@ class FollowingSide final : public GroupSide {
 
  private:
   void look() override;
+  // It knows only whether the one that leads says nothing.
+  std::vector<std::string> busy_parts() const override;
   void hear(const std::string& text);
 
   std::string lead_text_;  // that was heard

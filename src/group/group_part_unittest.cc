@@ -274,6 +274,24 @@ TEST_F(GroupPartTest, OneThatIsKilledAtAnyStepIsNamedAndAllGoBack) {
   }
 }
 
+// Before the time in which a part has to say something is over, too.
+TEST_F(GroupPartTest, OneThatLeadsAndIsKilledIsNamedWhereTheTimeIsOver) {
+  timeout_ = milliseconds(2500);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Local local;
+    local.before = [](Step) { ::kill(::getpid(), SIGKILL); };
+    (void)run("killed", 2, local);
+    ::_exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  const End end = run("node0", 2);
+  EXPECT_EQ(end.code, ErrorCode::kTimeout);
+  EXPECT_THAT(end.message,
+              HasSubstr("ready within 2500 ms: killed (of which nothing is heard for "));
+}
+
 // While others go on writing to it.
 void remove_all_of(const std::string& folder) {
   for (std::error_code failed; fs::exists(folder); std::this_thread::sleep_for(milliseconds(1)))
