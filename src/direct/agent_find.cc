@@ -79,10 +79,14 @@ void* map_page(const UniqueFd& file) {
 // that no other program does by mistake.
 Result<bool> is_mapped_in(Pid pid, const struct stat& file, Clock::time_point until) {
   bool found = false;
-  STASIS_TRY(proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
-    found = mapping.inode == file.st_ino && mapping.permissions == "rw-s" && is_agent_page(mapping);
-    return !found && Clock::now() < until;
-  }));
+  STASIS_TRY(proc::ProcFs().for_each_mapping(
+      pid,
+      [&](const proc::Mapping& mapping) {
+        found =
+            mapping.inode == file.st_ino && mapping.permissions == "rw-s" && is_agent_page(mapping);
+        return !found && Clock::now() < until;
+      },
+      proc::ProcFs::Which::kOfFiles));
   return found;
 }
 

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "attach/gpu_survey.h"
+#include "base/call_within.h"
 #include "base/own_helpers.h"
 #include "base/printable.h"
 #include "base/units.h"
@@ -33,16 +34,19 @@ constexpr std::string_view kRemedy =
 // Host memory that another process can have, too. Not the driver's own, nor the simulated one's.
 std::set<FileId> shared_files(Pid pid) {
   std::set<FileId> out;
-  (void)proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
-    const std::string_view path = mapping.path;
-    const bool is_memory =
-        path.starts_with("/dev/shm/") || path.starts_with("/memfd:") || path.starts_with("/SYSV");
-    if (is_memory && mapping.permissions == "rw-s" &&
-        path.find("nvidia") == std::string_view::npos &&
-        path.find("stasis-") == std::string_view::npos)
-      out.insert({mapping.device, mapping.inode});
-    return true;
-  });
+  (void)proc::ProcFs().for_each_mapping(
+      pid,
+      [&](const proc::Mapping& mapping) {
+        const std::string_view path = mapping.path;
+        const bool is_memory = path.starts_with("/dev/shm/") || path.starts_with("/memfd:") ||
+                               path.starts_with("/SYSV");
+        if (is_memory && mapping.permissions == "rw-s" &&
+            path.find("nvidia") == std::string_view::npos &&
+            path.find("stasis-") == std::string_view::npos)
+          out.insert({mapping.device, mapping.inode});
+        return true;
+      },
+      proc::ProcFs::Which::kOfFiles);
   return out;
 }
 
@@ -229,6 +233,8 @@ std::vector<Obstacle> find_unknown_sharing(const std::vector<TreeMember>& member
     with_cuda.push_back(pid);
     if (*member.initial == CudaState::kRunning && !knows_sharing(pid)) to_ask.push_back(pid);
   }
+  // A process of any user may have many mappings.
+  const KeptCallThread calls;
   std::vector<Obstacle> out;
   std::optional<Outside> outside;
   if (with_cuda.size() < 2) {

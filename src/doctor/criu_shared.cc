@@ -278,11 +278,14 @@ class SharedSearch {
     // may be there.
     if (!has_descriptors_ && (programs_.empty() || !programs_.contains(program_of(info.pid))))
       return;
-    (void)facts_.procfs().for_each_mapping(info.pid, [&](const proc::Mapping& mapping) {
-      if (is_shared_without_name(mapping))
-        note_nameless(info, {mapping.device, mapping.inode}, is_written(mapping));
-      return true;
-    });
+    (void)facts_.procfs().for_each_mapping(
+        info.pid,
+        [&](const proc::Mapping& mapping) {
+          if (is_shared_without_name(mapping))
+            note_nameless(info, {mapping.device, mapping.inode}, is_written(mapping));
+          return true;
+        },
+        proc::ProcFs::Which::kOfFiles);
   }
 
   void probe_file(const proc::ProcessInfo& info, const OpenPlace& place, const std::string& path) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/call_within.h"
 #include "base/scope_guard.h"
 #include "base/units.h"
 #include "operations/kept_files.h"
@@ -116,14 +117,18 @@ bool is_in_use(const struct stat& file) {
   const proc::ProcFs procfs;
   const auto all_processes = procfs.all();
   if (!all_processes) return true;
+  const KeptCallThread calls;
   for (const proc::ProcessInfo& one : *all_processes) {
     if (one.pid.value == ::getpid()) continue;
     bool found = false;
-    (void)procfs.for_each_mapping(one.pid, [&](const proc::Mapping& mapping) {
-      found =
-          mapping.inode == file.st_ino && leads_to(proc::MappedFile(one.pid, mapping).link(), file);
-      return !found;
-    });
+    (void)procfs.for_each_mapping(
+        one.pid,
+        [&](const proc::Mapping& mapping) {
+          found = mapping.inode == file.st_ino &&
+                  leads_to(proc::MappedFile(one.pid, mapping).link(), file);
+          return !found;
+        },
+        proc::ProcFs::Which::kOfFiles);
     if (found) return true;
     const auto open_files = procfs.open_files(one.pid);
     if (!open_files) continue;

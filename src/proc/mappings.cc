@@ -147,6 +147,7 @@ Told ask_for_some(const UniqueFd& maps, std::uint64_t at, std::uint64_t which = 
   std::string before;  // the name of the mapping before, which often is the same
   std::string path;
   Told told;
+  told.mappings.reserve(kQuestionsAtOnce);
   while (told.mappings.size() < kQuestionsAtOnce) {
     told.next = at;
     MapQuery query;
@@ -192,14 +193,15 @@ Result<std::optional<Mapping>> mapping_at(const UniqueFd& maps, std::uint64_t ad
   return std::optional(std::move(mapping));
 }
 
-Result<void> ProcFs::for_each_mapping(Pid pid,
-                                      const std::function<bool(const Mapping&)>& visit) const {
+Result<void> ProcFs::for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit,
+                                      Which which) const {
+  const std::uint64_t asked = which == Which::kOfFiles ? kOfFile : 0;
   auto file = ProcessFile::open_path(pid, fmt::format("{}/{}/maps", root_, pid.value));
   if (!file) return fail(why_unread(root_, pid, std::move(file.error())));
   std::uint64_t from = 0;
   for (bool wants_text = false; !wants_text;) {
-    const auto told =
-        call_within(pid, [maps = file->file(), from] { return ask_for_some(*maps, from); });
+    const auto told = call_within(
+        pid, [maps = file->file(), from, asked] { return ask_for_some(*maps, from, asked); });
     if (!told) return fail(keeps_its_memory(pid));
     for (const Mapping& mapping : told->mappings)
       if (!visit(mapping)) return {};
@@ -276,10 +278,13 @@ std::optional<bool> maps_it(const std::string& path, const std::string& name) {
 
 Result<bool> ProcFs::maps_file(Pid pid, const std::string& name) const {
   bool found = false;
-  auto done = for_each_mapping(pid, [&](const Mapping& mapping) {
-    found = is_of_file(mapping, name);
-    return !found;
-  });
+  auto done = for_each_mapping(
+      pid,
+      [&](const Mapping& mapping) {
+        found = is_of_file(mapping, name);
+        return !found;
+      },
+      Which::kOfFiles);
   STASIS_TRY(std::move(done));
   return found;
 }

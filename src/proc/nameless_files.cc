@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/call_within.h"
 #include "base/fd.h"
 #include "base/own_helpers.h"
 #include "proc/served_files.h"
@@ -60,11 +61,14 @@ class HolderSearch {
 
   bool has_mapped(Pid pid) const {
     bool found = false;
-    (void)procfs_.for_each_mapping(pid, [&](const Mapping& one) {
-      found = one.permissions.ends_with('s') && one.inode != 0 &&
-              is_one(one.device, one.inode, one.permissions[1] == 'w');
-      return !found && !is_over();
-    });
+    (void)procfs_.for_each_mapping(
+        pid,
+        [&](const Mapping& one) {
+          found = one.permissions.ends_with('s') && one.inode != 0 &&
+                  is_one(one.device, one.inode, one.permissions[1] == 'w');
+          return !found && !is_over();
+        },
+        ProcFs::Which::kOfFiles);
     return found;
   }
 
@@ -84,6 +88,7 @@ std::optional<ProcessInfo> holder_outside(std::span<const NamelessFile> files,
   if (!all) return std::nullopt;
   const std::set<Pid> helpers = own_helpers();
   const HolderSearch search(files);
+  const KeptCallThread calls;
   for (const ProcessInfo& info : *all) {
     if (search.is_over()) break;
     if (tree.contains(info.pid) || helpers.contains(info.pid) || info.pid.value == ::getpid() ||

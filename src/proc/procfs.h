@@ -165,9 +165,13 @@ class ProcFs {
 
   // By address, each as it is read, until `visit` returns false: a process can have gigabytes of
   // this text (65530 mappings of files whose names have 16 KiB), and most callers look for
-  // something. Of a path of more than kLongestPath bytes the middle is missing. kNotPermitted,
+  // something. Of a path of more than kLongestPath bytes the middle is missing. Of kOfFiles others
+  // come too, where the kernel is too old to leave them out. Each 128 are asked for on a thread of
+  // their own: a caller that looks into many processes has a KeptCallThread. kNotPermitted,
   // kNoSuchProcess.
-  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit) const;
+  enum class Which { kAll, kOfFiles };  // shared memory is of files
+  Result<void> for_each_mapping(Pid pid, const std::function<bool(const Mapping&)>& visit,
+                                Which which = Which::kAll) const;
   // All of them. After kManyPaths bytes of paths, each further one is cut to kShortPath.
   Result<std::vector<Mapping>> mappings(Pid pid) const;
 

@@ -647,6 +647,14 @@ TEST(ProcFsMappings, NamesOfAnyLengthAndWithLineBreaksAreAsInTheText) {
     EXPECT_GE(mapping.start, last);
     last = mapping.end;
   }
+  // Of those of files none is missing.
+  std::size_t of_files = 0;
+  EXPECT_TRUE(ProcFs().for_each_mapping(
+      Pid{::getpid()}, [&](const Mapping& one) { return of_files += one.inode != 0, true; },
+      ProcFs::Which::kOfFiles));
+  EXPECT_EQ(of_files,
+            static_cast<std::size_t>(std::count_if(
+                found->begin(), found->end(), [](const Mapping& one) { return one.inode != 0; })));
   const std::vector<std::string> ends = {"/line\\012break", "/short", "/short", "/deep"};
   for (std::size_t i = 0; i < mapped.size(); ++i) {
     const auto it = std::find_if(found->begin(), found->end(), [&](const Mapping& one) {

@@ -89,10 +89,13 @@ std::optional<Objects> objects_of(Pid pid) {
     out[info->st_ino] = true;
   }
   std::vector<proc::Mapping> mappings;
-  const auto done = proc::ProcFs().for_each_mapping(pid, [&](const proc::Mapping& mapping) {
-    if (has_such_name(mapping.path)) mappings.push_back(mapping);
-    return true;
-  });
+  const auto done = proc::ProcFs().for_each_mapping(
+      pid,
+      [&](const proc::Mapping& mapping) {
+        if (has_such_name(mapping.path)) mappings.push_back(mapping);
+        return true;
+      },
+      proc::ProcFs::Which::kOfFiles);
   if (!done && done.error().code != ErrorCode::kProcessGone) return std::nullopt;
   if (mappings.empty()) return out;
   const auto pagemap = proc::open_after_look(pid, fmt::format("/proc/{}/pagemap", pid.value));
