@@ -1,6 +1,7 @@
 // Threads of the agent's own, and what may not happen to the program's in the agent's code.
 #pragma once
 
+#include <link.h>
 #include <pthread.h>
 
 #include <csignal>
@@ -38,6 +39,23 @@ class Uncancelled {
   int before_ = PTHREAD_CANCEL_ENABLE;
 };
 
+// What the C library takes of each thread's stack for the program's thread-local variables, at
+// most.
+inline std::size_t thread_local_bytes() {
+  std::size_t bytes = 0;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* library, std::size_t, void* sum) {
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+          const auto& part = library->dlpi_phdr[i];
+          if (part.p_type == PT_TLS) *static_cast<std::size_t*>(sum) += part.p_memsz + part.p_align;
+        }
+        return 0;
+      },
+      &bytes);
+  constexpr std::size_t kPage = 4096;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
 // Detached. The program's signals are not for it, and its stack is not what `ulimit -s` says, which
 // may be less than the driver needs.
 inline bool start_thread(void* (*run)(void*), void* argument) {
@@ -46,7 +64,7 @@ inline bool start_thread(void* (*run)(void*), void* argument) {
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);
   ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  ::pthread_attr_setstacksize(&attributes, kStack);
+  ::pthread_attr_setstacksize(&attributes, kStack + thread_local_bytes());
   pthread_t thread{};
   const bool started = ::pthread_create(&thread, &attributes, run, argument) == 0;
   ::pthread_attr_destroy(&attributes);

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -27,6 +28,7 @@
 #include "preload/eviction.h"
 #include "preload/gate.h"
 #include "preload/intercept.h"
+#include "preload/thread.h"
 
 namespace stasis::preload {
 
@@ -96,6 +98,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+// More than the stack of a thread of the agent's has room for, which the C library takes it from.
+thread_local std::array<char, 3 * kMiB> g_large_local;
 constexpr milliseconds kTimeout{60000};
 
 CUcontext context() {
@@ -273,6 +277,22 @@ TEST_F(AgentThread, TakesMemoryAwayAndBringsItBackWhileThreadsAllocateAndFree) {
     ASSERT_TRUE(back) << back.error().to_string();
     go_on();
   }
+}
+
+TEST(AgentOwnThread, HasItsStackBesideLargeThreadLocalVariables) {
+  static std::atomic<const char*> seen{nullptr};
+  const auto look = [](void*) -> void* {
+    volatile char used[kMiB];
+    used[0] = 1;
+    used[kMiB - 1] = 1;
+    seen = &g_large_local[kMiB];
+    return nullptr;
+  };
+  ASSERT_TRUE(start_thread(look, nullptr));
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
+  while (seen == nullptr && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_NE(seen, nullptr);
 }
 
 TEST_F(AgentThread, MakesTheProgramGoOnWhenItsPeerHasGone) {
