@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -55,6 +57,25 @@ TEST_F(JobRegistry, FindsWhatIsEnteredUntilItIsGone) {
   }
   EXPECT_FALSE(find_job("one"));
   EXPECT_TRUE(all_jobs().empty());
+}
+
+TEST_F(JobRegistry, FindsAProcessWhoseFirstThreadHasEnded) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::thread([] { ::pause(); }).detach();
+    ::syscall(SYS_exit, 0);
+  }
+  {
+    const auto entered = Registration::enter(entry("one", Pid{child}));
+    ASSERT_TRUE(entered) << entered.error().to_string();
+    while (!proc::ProcFs().process(Pid{child})->has_ended())
+      std::this_thread::yield();
+    EXPECT_TRUE(find_job("one"));
+    EXPECT_EQ(all_jobs().size(), 1U);
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    EXPECT_FALSE(find_job("one"));
+  }
 }
 
 // Who fills the records with what takes long to judge keeps root busy no longer than with little.

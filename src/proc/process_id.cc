@@ -18,8 +18,9 @@ bool may_be_same(const ProcessId& a, const ProcessId& b) {
 }
 
 bool is_alive(const ProcessId& id) {
-  const auto info = proc::ProcFs().process(id.pid);
-  return info && may_be_same(info->id(), id) && !info->has_ended();
+  const proc::ProcFs procfs;
+  const auto info = procfs.process(id.pid);
+  return info && may_be_same(info->id(), id) && !procfs.has_ended(id.pid);
 }
 
 }  // namespace stasis

@@ -23,7 +23,7 @@ ProcessId own_id();
 // They can be one process: where a start is not known, the number decides.
 bool may_be_same(const ProcessId& a, const ProcessId& b);
 
-// It is there, by its number and start, and is no zombie.
+// It is there, by its number and start, and a thread of it runs, be it not the first.
 bool is_alive(const ProcessId& id);
 
 }  // namespace stasis
