@@ -106,6 +106,9 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   }
   options.base = order.base;
   options.base_may_be_empty = true;
+  // A job's own save is given no options of CRIU's. A restore waits for a lock that another program
+  // has by then, as the job did.
+  options.criu.file_locks = true;
   worker_interrupt().set_time_limit(order.limit);
   options.on_complete = [](const UniqueFd& criu_dir) -> Result<void> {
     STASIS_TRY(save_shared_memory(kSharedMemory, criu_dir));

@@ -77,6 +77,23 @@ teardown() { end_stasis; }
   ends_with 130
 }
 
+@test "a job that holds a lock of a file is saved, and holds it again" {
+  local locked=$BATS_TEST_TMPDIR/locked
+  job=(sh -c 'exec 9>"$0" && flock 9 && exec "$@"' "$locked" "${job[@]}")
+  start_run
+  job_is_up
+  kill -TERM "$RUN"
+  ends_with 75
+  flock --nonblock "$locked" true
+  start_run
+  told "goes on from $images/000001 "
+  target_goes_on
+  refused_lock() { ! flock --nonblock "$locked" true; }
+  refused_lock
+  kill -INT "$RUN"
+  ends_with 130
+}
+
 @test "an image that another user has put there does not run as this one" {
   start_run
   job_is_up
