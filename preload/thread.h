@@ -55,6 +55,9 @@ inline std::size_t thread_local_bytes() {
   constexpr std::size_t kPage = 4096;
   return (bytes + kPage - 1) / kPage * kPage;
 }
+// Counted when the library is loaded: a library that comes later takes nothing of stacks, and a
+// child that was forked while another thread threw an exception could wait for ever.
+inline const std::size_t g_thread_local_bytes = thread_local_bytes();
 
 // Detached. The program's signals are not for it, and its stack is not what `ulimit -s` says, which
 // may be less than the driver needs.
@@ -64,7 +67,7 @@ inline bool start_thread(void* (*run)(void*), void* argument) {
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);
   ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  ::pthread_attr_setstacksize(&attributes, kStack + thread_local_bytes());
+  ::pthread_attr_setstacksize(&attributes, kStack + g_thread_local_bytes);
   pthread_t thread{};
   const bool started = ::pthread_create(&thread, &attributes, run, argument) == 0;
   ::pthread_attr_destroy(&attributes);
