@@ -136,7 +136,7 @@ _stasis() {
   esac
   case $verb in
     '') words='run attach ps suspend resume swap dump restore recover doctor explain inspect verify logs report config -h --help -V --version --json -v --verbose -q --quiet --log-json' ;;
-    run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet --log-json -D --images-dir --every --on-signal --keep --grace --whole --best-effort --exit-code --once --device-map --map --refresh-env --ring --group --parts --part --trace --metrics' ;;
+    run) words='-h --help --name --no-io-uring --io-uring --json -v --verbose -q --quiet --log-json -D --images-dir --every --on-signal --keep --grace --whole --tcp-close --best-effort --exit-code --once --device-map --map --refresh-env --ring --group --parts --part --trace --metrics' ;;
     attach) words='-h --help -t --timeout --watch-graphs --graphs-are-safe --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;
     ps) words='-h --help -t --timeout -w --watch --format --columns --json -v --verbose -q --quiet --log-json' ;;
     suspend) words='-h --help -t --timeout --path --attach --watch-graphs --graphs-are-safe --group --group-secret --parts --part --ignore-obstacles --json -v --verbose -q --quiet --log-json --driver-timeout --trace --metrics --ring' ;;

@@ -31,6 +31,7 @@ complete -c stasis -n '__stasis_verb run' -l on-signal -x -d 'signals that save 
 complete -c stasis -n '__stasis_verb run' -l keep -x -d 'so many complete images, the newest [2]'
 complete -c stasis -n '__stasis_verb run' -l grace -x -d 'how long a save before its end may take'
 complete -c stasis -n '__stasis_verb run' -l whole -d 'write all GPU memory each time, not only what has changed'
+complete -c stasis -n '__stasis_verb run' -l tcp-close -d 'save it also while it has TCP connections with processes outside of it (a database, a tracker)'
 complete -c stasis -n '__stasis_verb run' -l best-effort -d 'where no job can be saved (no CRIU, no right to make namespaces, no state directory), run COMMAND all the same, as without --images-dir'
 complete -c stasis -n '__stasis_verb run' -l exit-code -x -d 'the exit status after a save that has ended it [75]'
 complete -c stasis -n '__stasis_verb run' -l once -x -d 'a job that has ended by itself with 0 is not run again when it is started with the same WORD: `stasis run` ends with 0 at once [it is run again]'

@@ -65,6 +65,13 @@ void add_save_options(CLI::App& command, RunArguments& arguments, CLI::Option* d
       ->needs(dir)
       ->group(kGroup);
   command
+      .add_flag("--tcp-close", job.worker.tcp_close,
+                "save it also while it has TCP connections with processes outside of it (a "
+                "database, a tracker); a restore closes all of its connections then, those of its "
+                "own processes with each other, too [it is not saved]")
+      ->needs(dir)
+      ->group(kGroup);
+  command
       .add_flag("--best-effort", arguments.best_effort,
                 "where no job can be saved (no CRIU, no right to make namespaces, no state "
                 "directory), run COMMAND all the same, as without --images-dir; otherwise that is "
@@ -121,6 +128,7 @@ void add_group_options(CLI::App& command, job::JobGroup& group, CLI::Option* dir
                       "and are saved together; a directory that all see, for this start alone")
           ->type_name("DIR")
           ->needs(dir)
+          ->excludes(command.get_option("--tcp-close"))
           ->group(kGroup);
   auto* parts =
       command.add_option("--parts", group.parts, "with --group: how many parts there are")

@@ -89,6 +89,22 @@ Result<std::unique_ptr<GroupPart>> join_save(const JobGroup& group, const SaveOr
               worker_interrupt());
 }
 
+// A TCP connection of the job leads to a process outside of it.
+bool leads_out(const Error& error) {
+  return std::any_of(error.obstacles.begin(), error.obstacles.end(), [](const Obstacle& obstacle) {
+    return obstacle.id == ObstacleId("tcp-connection") && obstacle.severity == Severity::kRed;
+  });
+}
+
+// `stasis dump` has other options than a job.
+Error with_remedy_of_run(Error error) {
+  error.message +=
+      "; have it close them before a save, or start it with `stasis run --tcp-close`, after which "
+      "a "
+      "restore closes them";
+  return error;
+}
+
 WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order,
                 const StreamEnds& streams, const WorkerOptions& of_job) {
   const JobGroup& group = of_job.group;
@@ -122,7 +138,16 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   auto part = join_save(group, order);
   if (!part) return worker.result(part.error());
   options.part = part->get();
-  auto report = dump(worker.session.environment(driver), root, options);
+  const auto env = worker.session.environment(driver);
+  auto report = dump(env, root, options);
+  if (!report && leads_out(report.error())) {
+    if (!of_job.tcp_close) return worker.result(with_remedy_of_run(std::move(report.error())));
+    // Those of its processes with each other are kept where there are no others.
+    worker.notes.push_back("its connections are closed at a restore, as asked (--tcp-close): " +
+                           report.error().message);
+    options.criu.tcp_close = true;
+    report = dump(env, root, options);
+  }
   if (!report) return worker.result(report.error());
   if (*part) {
     if (auto heard = (*part)->leave(); !heard) worker.notes.push_back(heard.error().to_string());

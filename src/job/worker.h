@@ -27,6 +27,8 @@ struct WorkerOptions {
   JobGroup group = {};
   std::chrono::milliseconds group_timeout{0};  // for the other parts to come to a start
   std::string name = {};                       // of the job, for its images; empty: it has none
+  // A job that is connected with a process outside is saved with all of its connections closed.
+  bool tcp_close = false;
 };
 
 // Before there are workers; makes the paths of trace and metrics some that they find. kUsage.

@@ -94,6 +94,55 @@ teardown() { end_stasis; }
   ends_with 130
 }
 
+# A server outside of the job, to which the job has a connection; its port in `port`.
+start_connected() {
+  python3 - "$BATS_TEST_TMPDIR/port" >/dev/null 2>&1 3>&- <<'END' &
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+open(sys.argv[1], "w").write(str(server.getsockname()[1]))
+kept = []
+while True: kept.append(server.accept())
+END
+  at_end_kill $!
+  wait_until 30 test -s "$BATS_TEST_TMPDIR/port"
+  port=$(<"$BATS_TEST_TMPDIR/port")
+  job=(bash -c 'exec 9<>"/dev/tcp/127.0.0.1/$0" && exec "$@"' "$port" "${job[@]}")
+}
+# How many connections to it are established, by the end that the job has.
+connections() { awk -v port=":$(printf %04X "$port")" '$3 ~ port "$" && $4 == "01"' /proc/net/tcp | wc -l; }
+
+@test "a job that is connected with a process outside is not saved, and hears of --tcp-close" {
+  start_connected
+  start_run
+  job_is_up
+  kill -USR1 "$RUN"
+  told "open TCP connections"
+  told "stasis run --tcp-close"
+  target_goes_on
+  assert_equal "$(connections)" 1
+  kill -INT "$RUN"
+  ends_with 130
+}
+
+@test "with --tcp-close such a job is saved, and its connection is closed when it goes on" {
+  start_connected
+  start_run --tcp-close
+  job_is_up
+  saves 000001
+  target_goes_on
+  assert_equal "$(connections)" 1 "connections of a job that goes on"
+  kill -TERM "$RUN"
+  ends_with 75
+  told "its connections are closed at a restore, as asked (--tcp-close): "
+  start_run --tcp-close
+  told "goes on from $images/000002 "
+  target_goes_on
+  assert_equal "$(connections)" 0
+  kill -INT "$RUN"
+  ends_with 130
+  refused 2 usage run --images-dir "$images" --tcp-close --group "$BATS_TEST_TMPDIR/group" --parts 2 --part a -- true
+}
+
 @test "an image that another user has put there does not run as this one" {
   start_run
   job_is_up
