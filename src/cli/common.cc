@@ -2,10 +2,12 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/listing.h"
 #include "cli/help.h"
 #include "cli/verbs.h"
 #include "job/images.h"
@@ -235,18 +237,23 @@ std::string state_text(const Report& report, const std::string& target) {
     }
     return {};
   };
-  std::vector<std::optional<CudaState>> states;
-  std::string each;
+  std::set<CudaState> states;
+  std::vector<std::string> each;
+  std::vector<std::string> silent;
   for (const ProcessReport& process : report.processes) {
     if (!process.cuda) continue;
-    states.push_back(process.state);
-    each += fmt::format("{}process {} {}", each.empty() ? "" : ", ", process.pid.value,
-                        process.state ? fmt::format("is {}", cuda_state_name(*process.state))
-                                      : "has ended or does not answer");
+    if (process.state) {
+      states.insert(*process.state);
+      each.push_back(
+          fmt::format("process {} is {}", process.pid.value, cuda_state_name(*process.state)));
+    } else {
+      silent.push_back(fmt::format("process {} has ended or does not answer", process.pid.value));
+    }
   }
-  const bool same = std::all_of(states.begin(), states.end(),
-                                [&](const auto& state) { return state == states.front(); });
-  return same && !states.empty() && states.front() ? "it " + words(*states.front()) : each;
+  // Of a tree a process may end at any time.
+  if (states.size() == 1) each = {"it " + words(*states.begin())};
+  each.insert(each.end(), silent.begin(), silent.end());
+  return listed(each, ", ", each.size());
 }
 
 }  // namespace stasis::cli

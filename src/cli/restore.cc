@@ -94,13 +94,22 @@ Result<void> see_own_processes() {
   return fail(errno_error("cannot mount /proc in a PID namespace of its own", errno));
 }
 
+bool runs(Pid pid) {
+  const proc::ProcFs procfs;
+  return procfs.process(pid) && !procfs.has_ended(pid);
+}
+
 // Of the processes that use CUDA, one that has ended since it was restored, other than the root at
-// its own end with 0. The rest of the tree runs on.
-Result<void> check_still_there(const RestoreReport& report) {
+// its own end with 0. Where the root runs, that is told alone: it may have ended as it was to, and
+// have another in its place.
+Result<void> check_still_there(Context& context, const RestoreReport& report) {
   for (const ProcessReport& one : report.processes) {
-    if (!one.cuda) continue;
-    const auto info = proc::ProcFs().process(one.pid);
-    if (info && !info->has_ended()) continue;
+    if (!one.cuda || runs(one.pid)) continue;
+    if (runs(report.root)) {
+      context.note(fmt::format("process {} ({}) has ended since it was restored", one.pid.value,
+                               printable(one.comm)));
+      continue;
+    }
     if (one.pid == report.root) {
       siginfo_t how{};
       const auto root = static_cast<id_t>(report.root.value);
@@ -270,7 +279,7 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
     context.note(heard.error().to_string() + "; " + heard.error().remedy);
   context.figures = figures_of(report);
   if (options.detach) {
-    STASIS_TRY(check_still_there(report));
+    STASIS_TRY(check_still_there(context, report));
   }
   const bool named = give_name(context, report);
   // From when it is said that the job runs on.

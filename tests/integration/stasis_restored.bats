@@ -111,6 +111,29 @@ END
   assert_equal "$(json 'd["ok"], d["error"]["code"]')" "False process-gone"
 }
 
+@test "of a tree whose first process runs, one that has already ended is told, and the restore has succeeded" {
+  TARGET_STATUS=$BATS_TEST_TMPDIR/target.status
+  TARGET_LOG=$BATS_TEST_TMPDIR/target.log
+  # shellcheck disable=SC2016 # for the bash in it
+  (exec_on_gpu setsid bash -c 'stasis-workload memory --size 4M --status "$0" & while :; do wait; sleep 0.1; done' \
+    "$TARGET_STATUS") </dev/null >"$TARGET_LOG" 2>&1 3>&- &
+  TARGET=$!
+  echo "$TARGET" >>"$targets"
+  wait_until 60 target_is_up
+  local child
+  child=$(children_of "$TARGET")
+  done_by dump "$TARGET" --images-dir "$image"
+  STASIS_FAULT=restore.kept:stop timeout 60 stasis restore --images-dir "$image" --detach >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  local tool=$!
+  wait_until 60 stopped_below "$tool"
+  at_end_kill "$TARGET"
+  kill -KILL "$child"
+  kill -CONT "$(pgrep -P "$tool")"
+  wait "$tool"
+  assert_contains "$(<"$BATS_TEST_TMPDIR/said")" "process $child (stasis-workload) has ended since it was restored"
+  kill -0 "$TARGET"
+}
+
 @test "a restore says in which audit session the processes were and are" {
   need_root "CRIU"
   start_target memory --size 1M
