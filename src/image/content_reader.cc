@@ -124,12 +124,11 @@ struct ContentReader::State {
 
 std::string ContentReader::State::describe(const Place& place) const {
   const ContentChunk& stored = chunk(place);
-  return fmt::format(
-      "chunk {} of process {} ({} bytes at {} of its GPU content, in the file {} "
-      "at {})",
-      place.number, index.streams[place.stream].pid.value,
-      index.bytes_of(place.stream, place.number), place.number * index.chunk_bytes, stored.stored,
-      stored.position);
+  return fmt::format("chunk {} of process {} ({} bytes at {} of its {}, in the file {} at {})",
+                     place.number, index.streams[place.stream].pid.value,
+                     index.bytes_of(place.stream, place.number), place.number * index.chunk_bytes,
+                     kind == ContentKind::kHost ? "host memory" : "GPU content", stored.stored,
+                     stored.position);
 }
 
 tl::unexpected<Error> ContentReader::State::damaged(const Place& place,

@@ -289,7 +289,7 @@ suspended_goes_past_criu() {
   dump_it --host-memory parallel
   printf 'x' | dd of="$image/host/data-00" bs=1 seek=12345 conv=notrunc status=none
   refused 10 image-corrupt restore --images-dir "$image" --detach
-  assert_contains "$err" "host/data-00"
+  assert_contains "$err" "host/data-00" " of its host memory, in the file "
   number_is_free
   refused 10 image-corrupt verify --images-dir "$image"
   rm "$image/host/index"
