@@ -194,6 +194,13 @@ Result<void> write_pieces(const Environment& env, const ContentReader& content,
     if (written.error().code == ErrorCode::kIo) {
       return corrupt_image(content_index_path(ContentKind::kHost) + ": " + written.error().message);
     }
+    // None of its threads runs: it did not end by itself.
+    if (written.error().code == ErrorCode::kProcessGone) {
+      written.error().remedy =
+          "the kernel may have killed it for want of memory (`dmesg` tells): raise the memory "
+          "limit "
+          "of the control group that it is restored into, or free memory";
+    }
     return fail(std::move(written.error()));
   };
   return run_parallel(pieces.size(), total, "host memory", env.progress, interrupt, write);

@@ -9,7 +9,10 @@ setup() {
   need_root "CRIU"
   agent=$STASIS_BUILD/lib/stasis/libstasis-preload.so
 }
-teardown() { end_stasis; }
+teardown() {
+  end_stasis
+  [ -z "${disk:-}" ] || rm -rf "$disk"
+}
 
 # start_program MIB [FILE]: host_memory.py, or another.
 start_program() { start_script "${2:-host_memory.py}" "$1"; }
@@ -367,5 +370,26 @@ END
   capture "${within[@]}" inspect --images-dir "$image" --json
   assert_equal "$(json '[c["ok"] for c in d["checks"] if c["id"] == "host-memory"]')" "[True]" "$out"
   done_by restore --images-dir "$image" --detach
+  runs_on
+}
+
+@test "a restore into a control group of its own in which the kernel kills it for want of memory says so" {
+  make_memory_cgroup $((1 << 30))
+  # Its files are not in memory, which counts.
+  disk=$(mktemp -d /var/tmp/stasis-test.XXXXXX)
+  image=$disk/image
+  BEFORE="bash $BATS_TEST_TMPDIR/within $CGROUP"
+  # shellcheck disable=SC2016
+  echo 'echo $$ >"$1/cgroup.procs"; exec "${@:2}"' >"$BATS_TEST_TMPDIR/within"
+  # Of which CRIU moves less than that.
+  start_program 96 host_heap.py
+  dump_it
+  limit_cgroup $((60 << 20))
+  capture stasis restore --images-dir "$image" --detach --manage-cgroups none
+  ((status != 0))
+  assert_contains "$err" "want of memory"
+  number_is_free
+  limit_cgroup $((1 << 30))
+  restore_it
   runs_on
 }
