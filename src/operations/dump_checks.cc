@@ -148,6 +148,17 @@ bool may_deduplicate(const Environment& env, const DumpOptions& options) {
          options.after != AfterDump::kSuspended;
 }
 
+namespace {
+
+void tell_of_damage(const Environment& env, const std::string& path, const ContentBase& base) {
+  for (const Error& damage : base.damage()) {
+    env.tell(fmt::format("{} is damaged, and what is in that file is written anew: {}", path,
+                         damage.message));
+  }
+}
+
+}  // namespace
+
 Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
                                                      const DumpOptions& options) {
   if (!may_deduplicate(env, options)) return nullptr;
@@ -160,10 +171,7 @@ Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
     }
     return nullptr;
   }
-  for (const Error& damage : (*base)->damage()) {
-    env.tell(fmt::format("{} is damaged, and what is in that file is written anew: {}",
-                         *options.base, damage.message));
-  }
+  tell_of_damage(env, *options.base, **base);
   return base;
 }
 
@@ -180,7 +188,9 @@ Result<std::shared_ptr<const ContentBase>> open_host_base(const Environment& env
     env.tell(fmt::format("all host memory is written, and nothing deduplicated against {}: {}",
                          *options.base, base.error().to_string()));
   }
-  return base ? std::move(*base) : nullptr;
+  if (!base) return nullptr;
+  tell_of_damage(env, *options.base, **base);
+  return base;
 }
 
 bool past_the_cache(const DumpOptions& options) {

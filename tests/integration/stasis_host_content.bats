@@ -178,6 +178,15 @@ anonymous_of_both() {
   done
 }
 
+@test "what is damaged in the host memory of a base is told" {
+  start_program 96
+  done_by dump "$TARGET" --images-dir "$image.1" --leave-running
+  printf 'x' | dd of="$image.1/host/data-00" bs=1 seek=12345 conv=notrunc status=none
+  done_by dump "$TARGET" --images-dir "$image.2" --leave-running --base "$image.1" --json
+  assert_contains "$(json 'd["notes"]')" "$image.1 is damaged, and what is in that file is written anew: host/data-00: chunk"
+  runs_on
+}
+
 @test "what another process of the tree writes into it until CRIU stops both is as it was when it had stopped both" {
   local i
   start_program 64 host_other.py
