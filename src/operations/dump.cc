@@ -366,12 +366,13 @@ class DumpRun {
 
   void tell_of_no_content() const {
     if (options_.compression != ContentCompression::kNone)
-      env_.tell("nothing is compressed: no GPU memory of the job is moved past the driver");
+      env_.tell(fmt::format("{} is compressed: no GPU memory of the job is moved past the driver",
+                            host_.is_saving() ? "only large host memory" : "nothing"));
     if (tell_of_base_)
-      env_.tell(
-          fmt::format("nothing is deduplicated against {}: no GPU memory of the job goes into "
-                      "the image past the driver",
-                      *options_.base));
+      env_.tell(fmt::format(
+          "{} is deduplicated against {}: no GPU memory of the job goes into "
+          "the image past the driver",
+          host_.is_deduplicating() ? "only large host memory" : "nothing", *options_.base));
   }
 
   // CRIU has written all it has to, and the tree stands as it is in the image.

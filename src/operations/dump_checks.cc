@@ -166,7 +166,7 @@ Result<std::shared_ptr<const ContentBase>> open_base(const Environment& env,
   if (!base && base.error().code == ErrorCode::kInterrupted) return base;
   if (!base) {
     if (base.error().code != ErrorCode::kNotSupported || !options.base_may_be_empty) {
-      env.tell(fmt::format("all GPU memory is written, and nothing deduplicated against {}: {}",
+      env.tell(fmt::format("all GPU memory is written, and none of it deduplicated against {}: {}",
                            *options.base, base.error().to_string()));
     }
     return nullptr;
@@ -185,7 +185,7 @@ Result<std::shared_ptr<const ContentBase>> open_host_base(const Environment& env
                                 ContentKind::kHost);
   if (!base && base.error().code == ErrorCode::kInterrupted) return base;
   if (!base && base.error().code != ErrorCode::kNotSupported) {
-    env.tell(fmt::format("all host memory is written, and nothing deduplicated against {}: {}",
+    env.tell(fmt::format("all host memory is written, and none of it deduplicated against {}: {}",
                          *options.base, base.error().to_string()));
   }
   if (!base) return nullptr;

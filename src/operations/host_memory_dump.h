@@ -38,6 +38,9 @@ class HostMemoryDump {
                        std::uint64_t bytes, Phases& phases);
   // The tree is suspended. Begins to save what CRIU would move with one thread.
   Result<void> begin(ProcessTree& tree, const UniqueFd& image_dir, const Criu& criu);
+  // Whether begin() has found what is worth it, and whether an earlier image may have some of that.
+  bool is_saving() const { return saving_.valid(); }
+  bool is_deduplicating() const { return is_saving() && base_ != nullptr; }
   // CRIU has written all that it has to. Waits for the end; the record, if anything was saved.
   Result<std::optional<ContentRecord>> finish(Phases& phases);
 

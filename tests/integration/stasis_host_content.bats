@@ -92,6 +92,8 @@ anonymous_of_both() {
   echo "past CRIU: $(host_bytes) bytes; by CRIU: $(pages_bytes) bytes"
   (($(host_bytes) >= 76 << 20 && $(pages_bytes) < 48 << 20))
   assert_contains "$(encodings)" 2
+  [[ $err != *"nothing is compressed"* ]]
+  assert_contains "$err" "only large host memory is compressed"
   restore_it
   runs_on
 }
@@ -176,6 +178,19 @@ anonymous_of_both() {
     (($(target_round) < after + 20))
     end_all
   done
+}
+
+@test "what is deduplicated beside a base is told apart from what is not" {
+  start_program 96
+  done_by dump "$TARGET" --images-dir "$image.1" --leave-running
+  done_by dump "$TARGET" --images-dir "$image.2" --leave-running --base "$image.1" --json
+  (($(json 'd["written_bytes"]') < $(json 'd["image_bytes"]') - (40 << 20)))
+  [[ $out != *"nothing"* ]]
+  assert_contains "$(json 'd["notes"]')" "all GPU memory is written, and none of it deduplicated against $image.1"
+  done_by dump "$TARGET" --images-dir "$image.3" --leave-running --base "$image.1" --path driver --json
+  (($(json 'd["written_bytes"]') < $(json 'd["image_bytes"]') - (40 << 20)))
+  assert_contains "$(json 'd["notes"]')" "only large host memory is deduplicated against $image.1"
+  runs_on
 }
 
 @test "what is damaged in the host memory of a base is told" {

@@ -146,10 +146,10 @@ job_has_gone() { ! pgrep -x 'stasis|stasis-worker|stasis-workload' >/dev/null; }
   # And what says which is which.
   spoil_byte "$image/gpu/index" 200
   dump_on "$image"
-  assert_contains "$(json 'd["notes"]')" "all GPU memory is written, and nothing deduplicated against $image: gpu/index"
+  assert_contains "$(json 'd["notes"]')" "all GPU memory is written, and none of it deduplicated against $image: gpu/index"
   assert_equal "$(json 'd["taken_bytes"], d["written_bytes"] == d["image_bytes"]')" "0 True"
   dump_on "$BATS_TEST_TMPDIR/nowhere"
-  assert_contains "$(json 'd["notes"]')" "nothing deduplicated against $BATS_TEST_TMPDIR/nowhere"
+  assert_contains "$(json 'd["notes"]')" "none of it deduplicated against $BATS_TEST_TMPDIR/nowhere"
   target_goes_on
   target_verifies
 }
