@@ -1,6 +1,7 @@
 #include "operations/restore_log.h"
 
 #include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <ctime>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -22,13 +24,26 @@ namespace {
 
 constexpr std::string_view kPrefix = "restore-work-";
 
+// CRIU mounts the cgroups there (--manage-cgroups) until it has made them; a criu that was killed
+// leaves that. Only we can write to the directory.
+void remove_work(const UniqueFd& parent, const std::string& name, const std::string& path) {
+  constexpr std::string_view kOfCriu = ".criu.cgyard.";
+  const auto folder = open_file(parent.get(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  const auto names = folder ? list_directory(*folder, path) : Result<std::vector<std::string>>();
+  for (const std::string& inner : names ? *names : std::vector<std::string>()) {
+    const std::string place = fmt::format("/proc/self/fd/{}/{}", folder->get(), inner);
+    if (inner.starts_with(kOfCriu)) (void)::umount2(place.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW);
+  }
+  (void)remove_tree(parent, name, path);
+}
+
 // Every restore has marked its directory as in use.
 void remove_abandoned(const DirectoryEntry& entry) {
   auto names = list_directory(entry.parent, entry.parent_path);
   if (!names) return;
   for (const std::string& name : *names) {
     if (!name.starts_with(kPrefix) || in_use(entry.parent, name) != InUse::kNo) continue;
-    (void)remove_tree(entry.parent, name, entry.parent_path + "/" + name);
+    remove_work(entry.parent, name, entry.parent_path + "/" + name);
   }
 }
 
@@ -64,7 +79,7 @@ void RestoreLog::sweep() {
 }
 
 RestoreLog::~RestoreLog() {
-  if (entry_.parent.valid()) (void)remove_tree(entry_.parent, entry_.name, entry_.path());
+  if (entry_.parent.valid()) remove_work(entry_.parent, entry_.name, entry_.path());
 }
 
 std::string RestoreLog::save(const ImageReader& image) const {

@@ -406,9 +406,9 @@ END
   # shellcheck disable=SC2016
   echo 'echo $$ >"$1/cgroup.procs"; exec "${@:2}"' >"$BATS_TEST_TMPDIR/within"
   # Of which CRIU moves less than that.
-  start_program 96 host_heap.py
+  start_program 320 host_heap.py
   dump_it
-  limit_cgroup $((60 << 20))
+  limit_cgroup $((160 << 20))
   capture stasis restore --images-dir "$image" --detach --manage-cgroups none
   ((status != 0))
   assert_contains "$err" "want of memory"
