@@ -31,7 +31,11 @@ constexpr Kind kNumbersForChildren{
     "namespace", Severity::kRed,
     "has made a PID namespace for its children (unshare), which a restore forgets: its next child "
     "would be in that of the tree",
-    "start it by `unshare --pid --fork`, so that it lives in it itself, or dump it before that"};
+    "start the program without that (`unshare --pid`): a job of `stasis run --images-dir` gets a "
+    "PID "
+    "namespace of its own; or dump it from inside that namespace, which has a /proc of its own "
+    "then "
+    "(`unshare --pid --fork --mount-proc`)"};
 constexpr Kind kNoInit{"pid-namespace", Severity::kRed,
                        "lives in a container's PID namespace, whose first process is not part of "
                        "the tree",

@@ -17,6 +17,7 @@
 #include "group/group_part.h"
 #include "image/image_reader.h"
 #include "operations/asked_state.h"
+#include "operations/awaited_lock.h"
 #include "operations/dump_terminals.h"
 #include "operations/foreign_links.h"
 #include "operations/host_memory.h"
@@ -359,7 +360,10 @@ class RestoreRun {
       request.threads.insert(request.threads.end(), record.threads.begin(), record.threads.end());
     }
     request.log_path = [this] { return log_->save_surely(*image_); };
-    request.on_wait = [this] { tell_progress(); };
+    request.on_wait = [this, pids = request.pids] {
+      tell_progress();
+      tell_of_lock(pids);
+    };
     request.on_resume = [this] {
       give_terminals_back();
       set_kernel_state(manifest().processes, warn());
@@ -379,6 +383,17 @@ class RestoreRun {
       return;
     const std::uint64_t total = manifest().total_bytes;
     env_.progress.update("criu", std::min(job_->resident_bytes(), total), total);
+  }
+
+  // CRIU waits for it as the program would, within its deadline.
+  void tell_of_lock(const std::vector<Pid>& pids) {
+    constexpr std::chrono::seconds kLook{1};
+    if (told_of_lock_ || Clock::now() - looked_for_lock_ < kLook) return;
+    looked_for_lock_ = Clock::now();
+    const auto lock = awaited_lock(pids);
+    if (!lock) return;
+    env_.tell("the restore waits for " + *lock + "; Ctrl-C ends it, and leaves the image as it is");
+    told_of_lock_ = true;
   }
 
   // CRIU may wait for ever for one that was killed (seen with 4.2.1). One that ends by
@@ -561,6 +576,8 @@ class RestoreRun {
   std::vector<std::string> lost_;
   std::vector<Pid> to_set_later_;  // the root: CRIU traced it while the others were set
   std::optional<Clock::time_point> dead_since_;
+  Clock::time_point looked_for_lock_ = Clock::now();
+  bool told_of_lock_ = false;
   std::uint64_t direct_bytes_ = 0;
   std::future<Result<void>> pages_;
   std::future<void> driver_ready_;

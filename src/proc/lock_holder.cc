@@ -1,6 +1,5 @@
 #include "proc/lock_holder.h"
 
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
 
 #include <filesystem>
@@ -16,6 +15,10 @@ namespace stasis::proc {
 std::optional<Pid> lock_holder(const UniqueFd& file) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) return std::nullopt;
+  return lock_holder(status);
+}
+
+std::optional<Pid> lock_holder(const struct stat& status) {
   const std::string file_place =
       fmt::format("{:02x}:{:02x}:{}", major(status.st_dev), minor(status.st_dev), status.st_ino);
   std::ifstream locks("/proc/locks");

@@ -319,6 +319,24 @@ a, _ = server.accept(); time.sleep(120)' "$BATS_TEST_TMPDIR/socket" 3>&- &
   [[ ! -e $image.failed-dump.log ]]
 }
 
+@test "a restore that waits for a lock says for which, and who holds it" {
+  need_root "CRIU"
+  with_descriptor 'import fcntl; s = open(sys.argv[1] + "/locked", "w"); fcntl.flock(s, fcntl.LOCK_EX)'
+  done_by dump "$TARGET" --images-dir "$image" --file-locks
+  flock "$BATS_TEST_TMPDIR/locked" sleep 60 3>&- &
+  local holder=$! tool
+  at_end_kill "$holder"
+  wait_until 30 has_child "$holder"
+  stasis restore --images-dir "$image" --detach >"$BATS_TEST_TMPDIR/said" 2>&1 3>&- &
+  tool=$!
+  wait_until 30 grep -q "the restore waits for the lock of $BATS_TEST_TMPDIR/locked, which process $holder (flock) holds" \
+    "$BATS_TEST_TMPDIR/said" || { cat "$BATS_TEST_TMPDIR/said" >&2; return 1; }
+  pkill -P "$holder"
+  wait "$tool"
+  kill -0 "$TARGET"
+}
+has_child() { [[ -n $(children_of "$1") ]]; }
+
 # with_descriptor PYTHON: starts a target that has the descriptor of `s` open.
 with_descriptor() {
   TARGET_STATUS=$BATS_TEST_TMPDIR/fd.status TARGET_LOG=$BATS_TEST_TMPDIR/fd.log
