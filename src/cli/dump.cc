@@ -99,10 +99,15 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
       compression_from_name(options.compress).value_or(ContentCompression::kNone);
   STASIS_TRY_ASSIGN(options.dump.attach, options.attach.open(options.dump.path));
   STASIS_TRY(options.group.open());
-  STASIS_TRY(find_target(options));
+  const auto refused = [&](Error why) {
+    return fail(options.group.refuse(Operation::kDump, options.dump.timeout, context.interrupt,
+                                     std::move(why)));
+  };
+  if (auto found = find_target(options); !found) return refused(std::move(found.error()));
   options.dump.job_name =
       options.target.job ? options.target.job->name : job::name_of_job(options.target.pid);
-  STASIS_TRY(reach(context, options.target));
+  if (auto reached = reach(context, options.target); !reached)
+    return refused(std::move(reached.error()));
   if (options.target.is_elsewhere() && options.target.pid == options.target.job->root) {
     // As `stasis run` would have made it, so that its standard streams are known.
     options.dump.job = {options.target.job->command, options.target.job->streams};
@@ -111,15 +116,15 @@ Result<int> run_dump(Context& context, DumpArguments& options) {
       return {};
     };
   }
-  STASIS_TRY_ASSIGN(auto driver,
-                    context.load_driver(options.dump.wants_spare_mover() ? Context::Movers::kDigests
-                                                                         : Context::Movers::kOne));
+  auto driver = context.load_driver(options.dump.wants_spare_mover() ? Context::Movers::kDigests
+                                                                     : Context::Movers::kOne);
+  if (!driver) return refused(std::move(driver.error()));
   const Ticker ticker(context.terminal, context.interrupt);
   STASIS_TRY_ASSIGN(auto part,
                     options.group.join(Operation::kDump, options.dump.timeout, context.interrupt));
   options.dump.part = part.get();
   STASIS_TRY_ASSIGN(auto report,
-                    dump(context.environment(*driver), options.target.pid, options.dump));
+                    dump(context.environment(**driver), options.target.pid, options.dump));
   STASIS_TRY(leave_group(part.get(), fmt::format("the image {} is complete", report.images_dir)));
   context.figures = figures_of(report);
   if (context.json) {

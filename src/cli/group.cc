@@ -79,22 +79,27 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join(Operation operation,
   return join(std::move(options), interrupt);
 }
 
+Error GroupOptions::refuse(Operation operation, std::chrono::milliseconds timeout,
+                           const Interrupt& interrupt, Error why) {
+  const auto part = join(operation, timeout, interrupt);
+  return part && *part ? (*part)->give_up(std::move(why)) : why;
+}
+
 Result<std::unique_ptr<GroupPart>> GroupOptions::join_image(const RestoreOptions& restore,
                                                             std::chrono::milliseconds timeout,
                                                             const Interrupt& interrupt) {
   if (!rendezvous_) return std::unique_ptr<GroupPart>();
   auto of_image = part_of_image(restore);
-  if (!of_image) {
-    // The others would wait for this part for all of their time, and not learn the reason.
-    STASIS_TRY_ASSIGN(auto part, join(Operation::kRestore, timeout, interrupt));
-    return fail(part->give_up(std::move(of_image.error())));
-  }
+  if (!of_image)
+    return fail(refuse(Operation::kRestore, timeout, interrupt, std::move(of_image.error())));
   GroupPartOptions options = std::move(*of_image);
   if (options.parts != parts_ || (!name_.empty() && name_ != options.name)) {
-    return fail(ErrorCode::kUsage,
+    return fail(
+        refuse(Operation::kRestore, timeout, interrupt,
+               {ErrorCode::kUsage,
                 fmt::format("{} is the image of part {} of {}", restore.images_dir, options.name,
                             options.parts),
-                fmt::format("restore it with --parts {} --part {}", options.parts, options.name));
+                fmt::format("restore it with --parts {} --part {}", options.parts, options.name)}));
   }
   options.timeout = timeout;
   return join(std::move(options), interrupt);

@@ -29,6 +29,10 @@ class GroupOptions {
   // Joins. Null where no group is given. It starts a thread, so the driver is loaded before.
   Result<std::unique_ptr<GroupPart>> join(Operation operation, std::chrono::milliseconds timeout,
                                           const Interrupt& interrupt);
+  // This part cannot begin for `why`: the other parts would wait for it for all of their time, and
+  // not learn the reason. Joins and gives up, if a group is given. The error to report.
+  Error refuse(Operation operation, std::chrono::milliseconds timeout, const Interrupt& interrupt,
+               Error why);
   // The same for a restore: as the part that the image says. kUsage where the options say another,
   // or it is an image of no group.
   Result<std::unique_ptr<GroupPart>> join_image(const RestoreOptions& restore,

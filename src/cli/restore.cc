@@ -266,7 +266,11 @@ Result<int> restore_here(Context& context, RestoreArguments& options) {
   STASIS_TRY(complete(options, inherited));
   context.interrupt.set_time_limit(options.limit);
   STASIS_TRY(options.group.open());
-  STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kOne));
+  auto loaded = context.load_driver(Context::Movers::kOne);
+  if (!loaded)
+    return fail(options.group.refuse(Operation::kRestore, time_to_come(options), context.interrupt,
+                                     std::move(loaded.error())));
+  auto driver = std::move(*loaded);
   STASIS_TRY_ASSIGN(auto part, options.group.join_image(options.restore, time_to_come(options),
                                                         context.interrupt));
   options.restore.part = part.get();

@@ -32,14 +32,18 @@ Verb add_suspend(CLI::App& app) {
   return {command, [options](Context& context) -> Result<int> {
             STASIS_TRY_ASSIGN(options->suspend.attach, options->attach.open(options->suspend.path));
             STASIS_TRY(options->group.open());
-            STASIS_TRY(reach(context, options->target));
-            STASIS_TRY_ASSIGN(auto driver, context.load_driver(Context::Movers::kSpare));
+            auto reached = reach(context, options->target);
+            auto driver = reached ? context.load_driver(Context::Movers::kSpare)
+                                  : fail(std::move(reached.error()));
+            if (!driver)
+              return fail(options->group.refuse(Operation::kSuspend, options->suspend.timeout,
+                                                context.interrupt, std::move(driver.error())));
             const Ticker ticker(context.terminal, context.interrupt);
             STASIS_TRY_ASSIGN(const auto part,
                               options->group.join(Operation::kSuspend, options->suspend.timeout,
                                                   context.interrupt));
             options->suspend.part = part.get();
-            STASIS_TRY_ASSIGN(auto report, suspend(context.environment(*driver),
+            STASIS_TRY_ASSIGN(auto report, suspend(context.environment(**driver),
                                                    options->target.pid, options->suspend));
             STASIS_TRY(leave_group(part.get(), subject_text(report) + " is suspended"));
             if (!report.was_so) context.figures = figures_of(report);

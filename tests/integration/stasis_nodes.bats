@@ -222,6 +222,27 @@ pkill_tool() {
   return 1
 }
 
+@test "a part that has no driver, or whose process is not there, tells the others" {
+  start_nodes 2 1 --size 256K
+  TOOLS=()
+  begin 0 suspend
+  STASIS_LIBCUDA=/nonexistent begin 1 suspend
+  come_to 8 1
+  wait "${TOOLS[0]}" && return 1
+  said 0 "given up by part node1: "
+  TOOLS=()
+  begin 0 suspend
+  ROOTS=([1]=4000000)
+  begin 1 suspend
+  ROOTS=()
+  come_to 3 1
+  wait "${TOOLS[0]}" && return 1
+  said 0 "given up by part node1: "
+  none_is_free
+  all_go_on
+  all_verify
+}
+
 @test "options of a group" {
   refused 2 usage suspend 1 --group "$group"
   refused 2 usage suspend 1 --parts 2

@@ -73,13 +73,22 @@ there_and_back() {
 }
 
 # A stand-in: RDMA devices are told by their name.
-@test "a part with an RDMA device open is refused, and all go on" {
+@test "a part with an RDMA device open is refused, and one whose process is not there; all go on" {
   BEFORE_RANK='[[ $1 == 0 ]] || { mkdir -p /dev/infiniband; mount -t tmpfs rdma /dev/infiniband; exec 9<>/dev/infiniband/uverbs0; }' \
     start_joined_nodes 2 --size 256K
   together 8 suspend --timeout 30s
   said 0 "part node1"
   said 1 "NCCL_IB_DISABLE=1"
   together 8 dump --timeout 30s
+  TOOLS=()
+  begin 0 dump --timeout 30s
+  local root=${ROOTS[1]}
+  ROOTS[1]=4000000
+  begin 1 dump --timeout 30s
+  ROOTS[1]=$root
+  come_to 3 1
+  wait "${TOOLS[0]}" && return 1
+  said 0 "given up by part node1: "
   all_go_on
   none_is_free
   together 0 suspend --timeout 30s --ignore-obstacles
