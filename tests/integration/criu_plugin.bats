@@ -326,7 +326,8 @@ begin_attach() {
   # As if a kernel took longer than the ten seconds that it has by itself.
   printf '[attach]\ntimeout = 300\n' >"$BATS_TEST_TMPDIR/config"
   export STASIS_CONFIG=$BATS_TEST_TMPDIR/config STASIS_ATTACH=graphs-are-safe
-  start_target spin --busy-ms 1000
+  # Nor does it end before the attach is over where a machine at work takes seconds to come to that.
+  start_target spin --busy-ms 3000
   criu_fails dump --tree "$TARGET"
   logged dump "give it more time (--timeout)"
   criu_does dump --tree "$TARGET" --leave-running --timeout 20
