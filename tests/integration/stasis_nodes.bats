@@ -73,19 +73,19 @@ again_and_again() {
 @test "without one of its parts a job runs on, and those that came are named" {
   start_nodes 3 1 --size 256K
   TOOLS=()
-  begin 0 suspend --timeout 1s
-  begin 2 suspend --timeout 1s
+  begin 0 suspend --timeout 4s
+  begin 2 suspend --timeout 4s
   come_to 7 0 2
-  said 0 "2 of 3 parts have come within 1000 ms: node0, node2"
-  said 2 "2 of 3 parts have come within 1000 ms: node0, node2"
+  said 0 "2 of 3 parts have come within 4000 ms: node0, node2"
+  said 2 "2 of 3 parts have come within 4000 ms: node0, node2"
   all_go_on
   none_is_free
   nothing_left_anywhere
   together 0 suspend --timeout 30s
   # And one that cannot come is named when the others are brought back, which are.
   TOOLS=()
-  begin 0 resume --timeout 1s
-  begin 2 resume --timeout 1s
+  begin 0 resume --timeout 4s
+  begin 2 resume --timeout 4s
   come_to 7 0 2
   said 0 "2 of 3 parts have come"
   said 0 "process 1 runs"

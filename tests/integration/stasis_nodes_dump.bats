@@ -116,9 +116,9 @@ there_and_back() {
 @test "where the network is cut the tools do not quiesce the job, and it goes on; later they dump and restore it all the same" {
   start_joined_nodes 2 --size 256K --talk
   cut_off 1
-  together 7 dump --timeout 2s --sync none
+  together 7 dump --timeout 5s --sync none
   said 0 "node1"
-  said 0 "was not quiesced within 2000 ms"
+  said 0 "was not quiesced within 5000 ms"
   none_is_free
   no_image
   join_again 1

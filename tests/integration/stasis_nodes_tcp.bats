@@ -58,13 +58,13 @@ serves_and_is_killed_at() {
   start_joined_nodes 2 --size 256K
   (umask 077; head -c 32 /dev/urandom >"$BATS_TEST_TMPDIR/other")
   TOOLS=()
-  begin 0 suspend --timeout 2s
+  begin 0 suspend --timeout 6s
   secret_of_group=$BATS_TEST_TMPDIR/other begin 1 suspend --timeout 30s
   come_to 5 1
   said 1 "what answers at tcp://10.77.0.1:7001 has another secret"
   said 1 "give all parts the same secret"
   come_to 7 0
-  said 0 "1 of 2 parts have come within 2000 ms: node0"
+  said 0 "1 of 2 parts have come within 6000 ms: node0"
   none_is_free
   chmod 644 "$BATS_TEST_TMPDIR/other"
   secret_of_group=$BATS_TEST_TMPDIR/other begin 1 suspend
