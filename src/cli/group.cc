@@ -81,7 +81,10 @@ Result<std::unique_ptr<GroupPart>> GroupOptions::join(Operation operation,
 
 Error GroupOptions::refuse(Operation operation, std::chrono::milliseconds timeout,
                            const Interrupt& interrupt, Error why) {
-  const auto part = join(operation, timeout, interrupt);
+  // The user waits for the reason: not for as long as for parts that are to do something.
+  constexpr std::chrono::milliseconds kLongest{6000};
+  const bool is_longer = timeout.count() == 0 || timeout > kLongest;
+  const auto part = join(operation, is_longer ? kLongest : timeout, interrupt);
   return part && *part ? (*part)->give_up(std::move(why)) : why;
 }
 

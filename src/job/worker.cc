@@ -140,7 +140,8 @@ WorkResult save(Worker& worker, Driver& driver, Pid root, const SaveOrder& order
   options.part = part->get();
   const auto env = worker.session.environment(driver);
   auto report = dump(env, root, options);
-  if (!report && leads_out(report.error())) {
+  // The parts of a group are connected with each other.
+  if (!report && !group.has_others() && leads_out(report.error())) {
     if (!of_job.tcp_close) return worker.result(with_remedy_of_run(std::move(report.error())));
     // Those of its processes with each other are kept where there are no others.
     worker.notes.push_back("its connections are closed at a restore, as asked (--tcp-close): " +
