@@ -10,13 +10,16 @@
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
+#include <functional>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/threads.h"
+#include "proc/pagemap.h"
 #include "proc/process_file.h"
 #include "proc/procfs.h"
 
@@ -53,20 +56,15 @@ constexpr std::uint64_t kMostLookedAt = std::uint64_t{256} << 30;
 // is more of it than `left`, from which it is taken.
 bool is_touched(const UniqueFd& pagemap, const proc::Mapping& mapping, std::uint64_t& left) {
   constexpr std::uint64_t kPageOfTable = 4096;
-  constexpr std::uint64_t kTouched = 3ULL << 62;  // there, or swapped out
   if (mapping.end - mapping.start > left) return true;
   left -= mapping.end - mapping.start;
-  std::vector<std::uint64_t> pages(32U << 10);
+  std::vector<proc::PageEntry> pages(32U << 10);
   for (std::uint64_t at = mapping.start; at < mapping.end;) {
     const std::uint64_t count =
         std::min<std::uint64_t>(pages.size(), (mapping.end - at) / kPageOfTable);
-    const std::size_t bytes = count * sizeof pages[0];
-    const auto from = static_cast<off_t>(at / kPageOfTable * sizeof pages[0]);
-    if (count == 0 ||
-        ::pread(pagemap.get(), pages.data(), bytes, from) != static_cast<ssize_t>(bytes))
-      return true;
-    if (std::any_of(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(count),
-                    [](std::uint64_t page) { return (page & kTouched) != 0; }))
+    const auto entries = std::span(pages).first(count);
+    if (count == 0 || proc::read_pagemap(pagemap.get(), at, entries) != count) return true;
+    if (std::any_of(entries.begin(), entries.end(), std::mem_fn(&proc::PageEntry::is_touched)))
       return true;
     at += count * kPageOfTable;
   }
