@@ -3,8 +3,9 @@
 // criu (plugins/inside_criu/).
 //
 // The tool makes it before criu starts and gives criu the descriptor. The library says that it is
-// there; the tool then writes the ranges and, last, their count, and never changes them. Header
-// only; no dependency but the C library.
+// there; the tool then writes the ranges and, last, their count, and never changes them. It may
+// write them while criu is at work: as long as `is_awaited` says so, criu waits for them at its
+// first look at the pages of a process. Header only; no dependency but the C library.
 #pragma once
 
 #include <atomic>
@@ -36,6 +37,7 @@ struct Table {
   std::atomic<std::uint64_t> hidden;    // pages that criu has asked for and not seen, about
   std::atomic<std::uint64_t> is_asked;  // 1: criu has looked at pages of a process since
   std::atomic<std::uint64_t> tiles_of;  // a thread that criu was kept from: it has AMX tiles
+  std::atomic<std::uint64_t> is_awaited;  // 1: the ranges are to come
   Range ranges[1];                      // as many as there is room for
 };
 

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 
 #include "inside_criu/table.h"
 
@@ -21,6 +22,7 @@ namespace {
 
 using stasis::inside_criu::Range;
 using stasis::inside_criu::table;
+using stasis::inside_criu::tool;
 
 constexpr std::uint64_t kPage = 4096;
 
@@ -168,14 +170,30 @@ long scan_parts(int fd, std::uint64_t pid, ScanArgument& scan, std::uint64_t cou
   return static_cast<long>(found);
 }
 
-// criu looks at pages only once it has stopped all processes that it dumps.
-void note_asked(std::uint64_t pid) {
-  if (pid != static_cast<std::uint64_t>(::getpid()))
-    table->is_asked.store(1, std::memory_order_release);
-}
-
 std::uint64_t ranges() {
   return table == nullptr ? 0 : table->count.load(std::memory_order_acquire);
+}
+
+bool is_awaited() {
+  return table != nullptr && table->is_awaited.load(std::memory_order_acquire) != 0;
+}
+
+// Whether anything is hidden, or will be.
+bool may_hide() { return is_awaited() || ranges() != 0; }
+
+// While the tool looks for what it hides, which criu's work until here need not wait for. Not for a
+// tool that has ended: then nothing is hidden.
+void wait_for_ranges() {
+  constexpr timespec kLook{0, 200000};
+  while (is_awaited() && ::getppid() == tool)
+    (void)::nanosleep(&kLook, nullptr);
+}
+
+// criu looks at pages only once it has stopped all processes that it dumps.
+void note_asked(std::uint64_t pid) {
+  if (pid == static_cast<std::uint64_t>(::getpid())) return;
+  table->is_asked.store(1, std::memory_order_release);
+  wait_for_ranges();
 }
 
 // The owner of the pages of a file, if it is an object of shared memory; 0: it is none. All of them
@@ -219,27 +237,27 @@ off_t seek_hole(int fd, off_t offset, std::uint64_t owner, std::uint64_t count) 
 }
 
 off_t seek_hiding(int fd, off_t offset, int how) {
-  const std::uint64_t count = ranges();
-  if ((how != SEEK_DATA && how != SEEK_HOLE) || count == 0) return seek(fd, offset, how);
+  if ((how != SEEK_DATA && how != SEEK_HOLE) || !may_hide()) return seek(fd, offset, how);
   const std::uint64_t owner = object_of(fd);
   if (owner == 0) return seek(fd, offset, how);
+  wait_for_ranges();
+  const std::uint64_t count = ranges();
   return how == SEEK_DATA ? seek_data(fd, offset, owner, count)
                           : seek_hole(fd, offset, owner, count);
 }
 
 // The process whose pages the descriptor tells of, if some of them may be hidden; 0: of none.
-std::uint64_t hides_of(int fd, std::uint64_t count) {
-  const std::uint64_t pid = count == 0 ? 0 : process_of(fd);
+std::uint64_t hides_of(int fd) {
+  const std::uint64_t pid = may_hide() ? process_of(fd) : 0;
   if (pid != 0) note_asked(pid);
   return pid;
 }
 
 ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
-  const std::uint64_t count = ranges();
   const bool is_whole = offset % 8 == 0 && bytes % 8 == 0;  // never seen otherwise
-  const std::uint64_t pid = is_whole ? hides_of(fd, count) : 0;
+  const std::uint64_t pid = is_whole ? hides_of(fd) : 0;
   if (pid == 0) return ::syscall(SYS_pread64, fd, buffer, bytes, offset);
-  return read_entries(fd, pid, static_cast<unsigned char*>(buffer), bytes, offset, count);
+  return read_entries(fd, pid, static_cast<unsigned char*>(buffer), bytes, offset, ranges());
 }
 
 }  // namespace
@@ -263,13 +281,12 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
   va_start(list, request);
   void* const argument = va_arg(list, void*);
   va_end(list);
-  const std::uint64_t count = request == kPagemapScan ? ranges() : 0;
-  const std::uint64_t pid = hides_of(fd, count);
+  const std::uint64_t pid = request == kPagemapScan ? hides_of(fd) : 0;
   auto* const scan = static_cast<ScanArgument*>(argument);
   // Criu sets no other limit than the room that it has.
   if (pid == 0 || scan->max_pages != 0 || scan->vec_len == 0)
     return static_cast<int>(::syscall(SYS_ioctl, fd, request, argument));
-  return static_cast<int>(scan_parts(fd, pid, *scan, count));
+  return static_cast<int>(scan_parts(fd, pid, *scan, ranges()));
 }
 
 }  // extern "C"

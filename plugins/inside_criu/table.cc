@@ -10,6 +10,7 @@ namespace stasis::inside_criu {
 
 Table* table = nullptr;
 dev_t memory_device = 0;
+pid_t tool = 0;
 bool binds_anywhere = false;
 
 namespace {
@@ -34,6 +35,7 @@ __attribute__((constructor)) void hear() {
   (void)::unsetenv(kDescriptorVariable);
   (void)::unsetenv("LD_PRELOAD");
   if (mapped == MAP_FAILED) return;
+  tool = ::getppid();
   table = static_cast<Table*>(mapped);
   table->is_heard.store(1, std::memory_order_release);
 }

@@ -15,6 +15,8 @@ namespace stasis::inside_criu {
 extern Table* table;
 // Of the file system that has the table's file, and all objects of shared memory.
 extern dev_t memory_device;
+// The tool, which has started this criu.
+extern pid_t tool;
 // Whether the tool has asked for it (kBindVariable).
 extern bool binds_anywhere;
 

@@ -46,15 +46,23 @@ Result<InsideCriu> InsideCriu::create() {
 
 bool InsideCriu::is_heard() const { return table_->is_heard.load(std::memory_order_acquire) != 0; }
 
+void InsideCriu::await() { table_->is_awaited.store(1, std::memory_order_release); }
+
 bool InsideCriu::hide(std::vector<Range> ranges) {
-  if (ranges.size() > kMostRanges) return false;
+  if (ranges.size() > kMostRanges) {
+    hide_none();
+    return false;
+  }
   std::sort(ranges.begin(), ranges.end(), [](const Range& one, const Range& other) {
     return std::tie(one.owner, one.start) < std::tie(other.owner, other.start);
   });
   std::copy(ranges.begin(), ranges.end(), table_->ranges);
   table_->count.store(ranges.size(), std::memory_order_release);
+  hide_none();
   return true;
 }
+
+void InsideCriu::hide_none() { table_->is_awaited.store(0, std::memory_order_release); }
 
 bool InsideCriu::is_asked() const { return table_->is_asked.load(std::memory_order_acquire) != 0; }
 

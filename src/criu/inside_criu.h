@@ -32,9 +32,13 @@ class InsideCriu {
   // Whether the criu that was started with them reads them: what cannot load the library (a static
   // program, one with rights of its own) does not. Once criu has sent a message.
   bool is_heard() const;
-  // Once, before criu looks at a process; in any order. False if there are more than there is room
-  // for, and then none is hidden.
+  // Before criu goes on: it waits for hide() or hide_none() where it would look at the pages of a
+  // process, or until this process has ended.
+  void await();
+  // Once, before criu looks at a process or after await(); in any order. False if there are more
+  // than there is room for, and then none is hidden.
   bool hide(std::vector<inside_criu::Range> ranges);
+  void hide_none();
   // Whether criu has looked at pages of a process since: it has then stopped all that it dumps.
   bool is_asked() const;
   // A thread with AMX tiles in use, if criu has come to one: its dump fails then, and the thread

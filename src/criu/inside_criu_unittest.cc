@@ -9,11 +9,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,6 +29,9 @@ constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kPages = 64;
 // Of the table's second descriptor, by which the child fills it.
 constexpr const char* kChildVariable = "STASIS_TEST_TABLE";
+// Of the process that has started the child, and a page of it that is there.
+constexpr const char* kToolVariable = "STASIS_TEST_TOOL";
+constexpr const char* kPageVariable = "STASIS_TEST_PAGE";
 
 // linux/fs.h of Linux 6.7.
 struct Scan {
@@ -45,6 +51,8 @@ int run_child(const InsideCriu& pages) {
     ::setenv("LD_PRELOAD", pages.library().c_str(), 1);
     ::setenv(inside_criu::kDescriptorVariable, std::to_string(first).c_str(), 1);
     ::setenv(kChildVariable, std::to_string(second).c_str(), 1);
+    ::setenv(kToolVariable, std::to_string(::getppid()).c_str(), 1);
+    ::setenv(kPageVariable, std::to_string(reinterpret_cast<std::uintptr_t>(&pages)).c_str(), 1);
     ::execl("/proc/self/exe", "child", "--gtest_filter=InsideCriuChild.*",
             "--gtest_also_run_disabled_tests", nullptr);
     ::_exit(99);
@@ -164,6 +172,40 @@ TEST_F(InsideCriuChild, DISABLED_SeesThePagesThatAreNotHidden) {
   std::uint64_t entry = 0;
   EXPECT_EQ(::pread(others.get(), &entry, sizeof entry, static_cast<off_t>(start_ / kPage * 8)), 8);
   EXPECT_EQ(table_->is_asked, 1U);
+}
+
+// A page that the parent, which is the tool, has: as criu looks at those of a process.
+bool sees_page_of_tool(std::uint64_t address) {
+  const std::string path = "/proc/" + std::string(std::getenv(kToolVariable)) + "/pagemap";
+  const UniqueFd pagemap(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::uint64_t entry = 0;
+  EXPECT_EQ(::pread(pagemap.get(), &entry, sizeof entry, static_cast<off_t>(address / kPage * 8)),
+            8);
+  return entry >> 63 != 0;
+}
+
+TEST_F(InsideCriuChild, DISABLED_WaitsForRangesThatAreToCome) {
+  const std::uint64_t tool = std::strtoull(std::getenv(kToolVariable), nullptr, 10);
+  const std::uint64_t address = std::strtoull(std::getenv(kPageVariable), nullptr, 10);
+  ASSERT_TRUE(sees_page_of_tool(address));
+  table_->is_awaited = 1;
+  // A process whose parent is not the tool, as criu is when that has ended.
+  const pid_t orphan = ::fork();
+  if (orphan == 0) ::_exit(sees_page_of_tool(address) ? 0 : 1);
+  int status = 0;
+  ::waitpid(orphan, &status, 0);
+  EXPECT_EQ(status, 0);
+  std::atomic<bool> done = false;
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    table_->ranges[0] = {tool, address / kPage * kPage, address / kPage * kPage + kPage};
+    table_->count = 1;
+    done = true;
+    table_->is_awaited = 0;
+  });
+  EXPECT_FALSE(sees_page_of_tool(address));
+  EXPECT_TRUE(done);
+  later.join();
 }
 
 // As CRIU asks for the pages of shared memory.

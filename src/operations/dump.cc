@@ -345,10 +345,7 @@ class DumpRun {
     STASIS_TRY(host_.begin(tree(), writer_->dir(), *criu_));
     phases_.begin("criu");
     stage_ = Stage::kWriting;
-    if (const ContentRecord* content = opened_->direct.content())
-      manifest_.content = *content;
-    else
-      tell_of_no_content();
+    if (const ContentRecord* content = opened_->direct.content()) manifest_.content = *content;
     watcher_.emplace(env_.progress, *writer_, sync_);
     return {};
   }
@@ -367,12 +364,13 @@ class DumpRun {
   void tell_of_no_content() const {
     if (options_.compression != ContentCompression::kNone)
       env_.tell(fmt::format("{} is compressed: no GPU memory of the job is moved past the driver",
-                            host_.is_saving() ? "only large host memory" : "nothing"));
+                            manifest_.host_content ? "only large host memory" : "nothing"));
     if (tell_of_base_)
       env_.tell(fmt::format(
           "{} is deduplicated against {}: no GPU memory of the job goes into "
           "the image past the driver",
-          host_.is_deduplicating() ? "only large host memory" : "nothing", *options_.base));
+          manifest_.host_content && host_.has_base() ? "only large host memory" : "nothing",
+          *options_.base));
   }
 
   // CRIU has written all it has to, and the tree stands as it is in the image.
@@ -382,6 +380,7 @@ class DumpRun {
     put_terminals_right();
     STASIS_TRY(watch_.refuse_held_up(tree()));
     STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
+    if (!manifest_.content) tell_of_no_content();
     STASIS_TRY(tree().verify_programs());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(tree()));
     std::vector<std::string> lost;

@@ -225,31 +225,42 @@ bool is_still(const TreeMember& member) {
 
 }  // namespace
 
-std::uint64_t HostMemory::add_sources(
-    const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
-    const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
-    std::vector<Source>& sources) {
-  std::vector<Pid> processes;
-  for (const TreeMember& member : tree.members())
-    if (member.process.alive()) processes.push_back(member.process.pid());
-  SharedObjects objects(std::move(processes));
-  std::uint64_t bytes = 0;
+HostMemory::Chosen HostMemory::choose(const ProcessTree& tree,
+                                      const std::function<bool(const TreeMember&)>& wanted) {
+  Chosen chosen;
   for (const TreeMember& member : tree.members()) {
-    if (!wanted(member) || !member.process.alive()) continue;
+    if (!member.process.alive()) continue;
+    chosen.all.push_back(member.process.pid());
+    if (!wanted(member)) continue;
     auto space = proc::AddressSpace::open(member.process.pid());
     if (!space) continue;
     auto pagemap = open_pagemap(*space);
     if (!pagemap) continue;
-    HostRanges found = find(*space, objects);
-    if (found.ranges.empty() || !member.process.alive()) continue;
-    bytes += total_of(found.ranges);
-    sources.push_back({std::move(*space), std::move(*pagemap), std::move(found)});
+    chosen.sources.push_back({member.process.id(), std::move(*space), std::move(*pagemap), {}});
+  }
+  return chosen;
+}
+
+std::uint64_t HostMemory::find(
+    Chosen chosen,
+    const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
+    std::vector<Source>& sources) {
+  SharedObjects objects(std::move(chosen.all));
+  std::uint64_t bytes = 0;
+  for (Source& source : chosen.sources) {
+    source.found = find(source.space, objects);
+    if (source.found.ranges.empty() || !is_alive(source.process)) continue;
+    bytes += total_of(source.found.ranges);
+    sources.push_back(std::move(source));
   }
   return bytes;
 }
 
-bool HostMemory::find(const ProcessTree& tree, bool always) {
-  bytes_ = add_sources(tree, is_still, find_host_memory, sources_);
+void HostMemory::choose(const ProcessTree& tree) { chosen_ = choose(tree, is_still); }
+
+bool HostMemory::find(bool always) {
+  const Span span(TraceKind::kImage, "find host memory");
+  bytes_ = find(std::exchange(chosen_, {}), find_host_memory, sources_);
   return !sources_.empty() && (always || bytes_ >= kWorthIt);
 }
 
@@ -298,7 +309,7 @@ Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree
   // A user or a scheduler may wait for the save.
   constexpr std::chrono::seconds kLongest{5};
   std::vector<Source> sources;
-  const std::uint64_t bytes = add_sources(tree, will_be_still, guess_host_memory, sources);
+  const std::uint64_t bytes = find(choose(tree, will_be_still), guess_host_memory, sources);
   struct statvfs room {};
   if (sources.empty() || bytes < limits.least || ::fstatvfs(image_dir.get(), &room) != 0) return {};
   const std::uint64_t needed = std::max(limits.image_bytes, bytes) + bytes;
@@ -344,6 +355,7 @@ Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree
 }
 
 Result<void> HostMemory::leave_to_criu(const UniqueFd& image_dir) {
+  chosen_ = {};
   sources_.clear();
   if (!writer_) return {};
   writer_.reset();

@@ -34,9 +34,12 @@ struct HostPiece {
 
 class HostMemory {
  public:
-  // What there is of the CUDA processes of `tree`, whose threads are parked by it, or were when
-  // they were suspended. False if that is less than is worth it, unless `always`.
-  bool find(const ProcessTree& tree, bool always);
+  // The CUDA processes of `tree` whose threads are parked by it, or were when they were suspended;
+  // nothing of it is kept.
+  void choose(const ProcessTree& tree);
+  // What memory those have, while they stay parked; also beside a criu that stops them. False if
+  // that is less than is worth it, unless `always`.
+  bool find(bool always);
   // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
   // but not for ever. save() then stores only what is new. Nothing is done if there is less than
   // that, or no room for it beside the image. docs/adr/0054-pre-copy.md. Errors of ContentWriter.
@@ -67,6 +70,7 @@ class HostMemory {
 
  private:
   struct Source {
+    ProcessId process;
     proc::AddressSpace space;
     UniqueFd pagemap;
     HostRanges found;
@@ -74,9 +78,16 @@ class HostMemory {
       return read_host_memory(space, pagemap, found, address, bytes);
     }
   };
-  // With memory of the members that are wanted, as `find` sees it, and how much that is.
-  static std::uint64_t add_sources(
-      const ProcessTree& tree, const std::function<bool(const TreeMember&)>& wanted,
+  // Processes of a tree, and those of them whose memory is looked for.
+  struct Chosen {
+    std::vector<Pid> all;
+    std::vector<Source> sources;
+  };
+  static Chosen choose(const ProcessTree& tree,
+                       const std::function<bool(const TreeMember&)>& wanted);
+  // Those that have memory, as `find` sees it, and how much that is.
+  static std::uint64_t find(
+      Chosen chosen,
       const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
       std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);
@@ -85,6 +96,7 @@ class HostMemory {
       const std::vector<HostPiece>& pieces,
       const std::function<Result<std::uint64_t>(std::span<const std::byte>)>& take);
 
+  Chosen chosen_;                // until find() has looked at them
   std::vector<Source> sources_;  // of each stream, until all is saved
   std::optional<ContentWriter> writer_;
   std::uint64_t precopied_bytes_ = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/background.h"
+#include "base/call_within.h"
 #include "base/fault_point.h"
 #include "operations/dump_checks.h"
 
@@ -35,17 +36,24 @@ Result<void> HostMemoryDump::precopy(const ProcessTree& tree, const UniqueFd& im
   return done ? fault(FaultPoint::kHostPrecopied) : done;
 }
 
+// CRIU stops the tree and reads its tables while the memory is looked for: either takes the kernel
+// some 11 ms for each GiB of small pages, in which the job stands still.
 Result<void> HostMemoryDump::begin(ProcessTree& tree, const UniqueFd& image_dir, const Criu& criu) {
   if (!may_hide()) return {};
-  auto hidden = hide(tree, criu);
-  if (!hidden && hidden.error().code == ErrorCode::kNotSupported) {
-    env_.tell("CRIU saves all host memory: " + hidden.error().message);
-    hidden = false;
+  if (auto still = tree.park_agents(); !still)
+    return leave_to_criu(image_dir, still.error().message);
+  memory_.choose(tree);
+  if (!inside_criu_->is_heard()) {
+    if (!find()) return memory_.leave_to_criu(image_dir);
+    return leave_to_criu(image_dir, criu.path() + " loads no library of ours");
   }
-  STASIS_TRY(hidden);
-  if (!*hidden) return memory_.leave_to_criu(image_dir);
-  // While CRIU works: it does not see that memory.
+  inside_criu_->await();
+  hiding_ = in_background([this] { return hide(); }).share();
+  // There was no thread for it.
+  if (hiding_.wait_for(std::chrono::seconds(0)) == std::future_status::deferred) hiding_.wait();
   saving_ = in_background([this, &image_dir]() -> Result<void> {
+    const auto& hidden = hiding_.get();
+    if (!hidden || !*hidden) return memory_.leave_to_criu(image_dir);
     wait_until_stopped();
     NoProgress quiet;
     const Environment here{env_.driver, stop_, quiet, {}};
@@ -54,13 +62,17 @@ Result<void> HostMemoryDump::begin(ProcessTree& tree, const UniqueFd& image_dir,
   return {};
 }
 
-// False if there is not enough of it. kNotSupported: CRIU has to save it.
-Result<bool> HostMemoryDump::hide(ProcessTree& tree, const Criu& criu) {
-  if (auto still = tree.park_agents(); !still)
-    return fail(ErrorCode::kNotSupported, still.error().message);
-  if (!memory_.find(tree, options_.host_memory == HostMemoryWay::kParallel)) return false;
-  if (!inside_criu_->is_heard())
-    return fail(ErrorCode::kNotSupported, criu.path() + " loads no library of ours");
+Result<void> HostMemoryDump::leave_to_criu(const UniqueFd& image_dir, const std::string& why) {
+  env_.tell("CRIU saves all host memory: " + why);
+  return memory_.leave_to_criu(image_dir);
+}
+
+// False if there is not enough of it.
+Result<bool> HostMemoryDump::hide() {
+  // It waits, whatever becomes of this.
+  const ScopeGuard go_on([this] { inside_criu_->hide_none(); });
+  const KeptCallThread calls;
+  if (!find() || stop_.requested()) return false;
   return memory_.hide(*inside_criu_);
 }
 
@@ -74,6 +86,13 @@ void HostMemoryDump::wait_until_stopped() const {
 Result<std::optional<ContentRecord>> HostMemoryDump::finish(Phases& phases) {
   if (!saving_.valid()) return std::nullopt;
   all_stand_still_ = true;
+  if (const auto& hidden = hiding_.get(); !hidden || !*hidden) {
+    STASIS_TRY(saving_.get());
+    if (hidden) return std::nullopt;
+    if (hidden.error().code != ErrorCode::kNotSupported) return fail(hidden.error());
+    env_.tell("CRIU saves all host memory: " + hidden.error().message);
+    return std::nullopt;
+  }
   constexpr std::chrono::milliseconds kLook{50};
   phases.begin("host memory");
   while (saving_.wait_for(kLook) == std::future_status::timeout)
@@ -82,6 +101,11 @@ Result<std::optional<ContentRecord>> HostMemoryDump::finish(Phases& phases) {
   STASIS_TRY(saving_.get());
   phases.end();
   return memory_.record();
+}
+
+void HostMemoryDump::request_stop() {
+  stop_.request(SIGTERM);
+  if (hiding_.valid()) hiding_.wait();
 }
 
 void HostMemoryDump::stop() {

@@ -1,9 +1,9 @@
-// Host memory in one dump: copied while the job runs, kept from CRIU once it stands still, and
-// saved while CRIU works (host_memory.h). Where that cannot be, CRIU saves it, and the user is told
-// why.
+// Host memory in one dump: copied while the job runs, found and kept from CRIU once it stands
+// still, and saved while CRIU works (host_memory.h). Where that cannot be, CRIU saves it, and the
+// user is told why.
 //
-// Private to src/operations. Not thread-safe; has a thread of its own while it saves, which ends
-// with it.
+// Private to src/operations. Not thread-safe; has threads of its own while it finds and saves,
+// which end with it.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/interrupt.h"
 #include "base/phases.h"
@@ -36,16 +37,18 @@ class HostMemoryDump {
   // runs, if it goes on after the dump.
   Result<void> precopy(const ProcessTree& tree, const UniqueFd& image_dir, ContentOptions options,
                        std::uint64_t bytes, Phases& phases);
-  // The tree is suspended. Begins to save what CRIU would move with one thread.
+  // The tree is suspended, and CRIU waits. Begins to look for what CRIU would move with one thread,
+  // and to save it.
   Result<void> begin(ProcessTree& tree, const UniqueFd& image_dir, const Criu& criu);
-  // Whether begin() has found what is worth it, and whether an earlier image may have some of that.
-  bool is_saving() const { return saving_.valid(); }
-  bool is_deduplicating() const { return is_saving() && base_ != nullptr; }
   // CRIU has written all that it has to. Waits for the end; the record, if anything was saved.
   Result<std::optional<ContentRecord>> finish(Phases& phases);
+  // An earlier image may have some of it.
+  bool has_base() const { return base_ != nullptr; }
 
-  // Of an image that is not to be: asks for the end, and waits for it.
-  void request_stop() { stop_.request(SIGTERM); }
+  // Of an image that is not to be: asks for the end, and waits until no process of the tree is
+  // written into any more.
+  void request_stop();
+  // Waits for the end.
   void stop();
 
   std::uint64_t reused_bytes() const { return memory_.reused_bytes(); }
@@ -55,7 +58,9 @@ class HostMemoryDump {
 
  private:
   bool may_hide() const { return inside_criu_ && options_.host_memory != HostMemoryWay::kCriu; }
-  Result<bool> hide(ProcessTree& tree, const Criu& criu);
+  bool find() { return memory_.find(options_.host_memory == HostMemoryWay::kParallel); }
+  Result<bool> hide();
+  Result<void> leave_to_criu(const UniqueFd& image_dir, const std::string& why);
   void wait_until_stopped() const;
 
   const Environment& env_;
@@ -66,9 +71,11 @@ class HostMemoryDump {
   HostMemory memory_;
   Interrupt stop_;
   std::atomic<bool> all_stand_still_ = false;
-  std::future<Result<void>> saving_;  // ends before what it needs
+  // End before what they need. Whether anything is kept from criu; kNotSupported: why not.
+  std::shared_future<Result<bool>> hiding_;
+  std::future<Result<void>> saving_;
   // Also should an exception end us, which would wait for it for ever.
-  ScopeGuard<std::function<void()>> end_saving_{[this] { request_stop(); }};
+  ScopeGuard<std::function<void()>> end_saving_{[this] { stop_.request(SIGTERM); }};
 };
 
 }  // namespace stasis
