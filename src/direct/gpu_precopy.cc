@@ -3,8 +3,11 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -69,6 +72,15 @@ bool is_worth_precopying(const Environment& env, const IntoImage& image, std::ui
   return false;
 }
 
+std::chrono::milliseconds precopy_time(std::uint64_t bytes) {
+  const char* const given = std::getenv("STASIS_PRECOPY_MS");
+  int milliseconds = 0;
+  if (given != nullptr &&
+      std::from_chars(given, given + std::strlen(given), milliseconds).ec == std::errc{})
+    return std::chrono::milliseconds(milliseconds);
+  return kSlowDisk * direct::copy_time(bytes);
+}
+
 Result<std::optional<GpuPrecopy>> GpuPrecopy::begin(AgentSet& agents) {
   GpuPrecopy precopy(agents);
   for (AgentClient& agent : agents) {
@@ -108,7 +120,7 @@ Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageCon
     }
   });
   Store store(image);
-  const auto time = kSlowDisk * direct::copy_time(bytes_);
+  const auto time = precopy_time(bytes_);
   auto copied = mover->copy_out(std::move(segments_), store, stop, Clock::now() + time);
   watch.request_stop();
   watch.join();
@@ -119,8 +131,7 @@ Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageCon
   STASIS_TRY(env.interrupt.check());
   if (copied || any_ended) return {};
   if (copied.error().code == ErrorCode::kTimeout) {
-    env.tell(fmt::format("the GPU memory is not pre-copied after {} s: {}",
-                         std::chrono::duration_cast<std::chrono::seconds>(time).count(),
+    env.tell(fmt::format("the GPU memory is not pre-copied after {}: {}", format_seconds(time),
                          kCopiedLater));
     return {};
   }

@@ -2,6 +2,7 @@
 // stand still, GPUs and writer find by digests what is stored already.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -17,6 +18,11 @@ namespace stasis {
 // Whether GPU memory of that size is to be pre-copied; says why not if only the disk's room is
 // short: what changes until the programs stand still takes room until the image is complete.
 bool is_worth_precopying(const Environment& env, const IntoImage& image, std::uint64_t bytes);
+
+// How long it may take to pre-copy `bytes`, of GPUs or of the host: five minutes, and 20 MB/s. What
+// is not stored by then is copied when the job stands still. STASIS_PRECOPY_MS, in milliseconds, is
+// for tests.
+std::chrono::milliseconds precopy_time(std::uint64_t bytes);
 
 // The memory of all these agents' programs, held for a moment so that the agents name all of it.
 // While this lives, a program that frees GPU memory waits until the mover has let all of it go.

@@ -20,6 +20,7 @@
 #include "base/fault_point.h"
 #include "base/trace.h"
 #include "base/units.h"
+#include "direct/gpu_precopy.h"
 #include "direct/image_content.h"
 #include "image/directory.h"
 #include "image/parallel.h"
@@ -242,8 +243,7 @@ HostMemory::Chosen HostMemory::choose(const ProcessTree& tree,
 }
 
 std::uint64_t HostMemory::find(
-    Chosen chosen,
-    const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
+    Chosen chosen, const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
     std::vector<Source>& sources) {
   SharedObjects objects(std::move(chosen.all));
   std::uint64_t bytes = 0;
@@ -274,10 +274,10 @@ Result<void> HostMemory::create_writer(const UniqueFd& image_dir, ContentOptions
 }
 
 // The bytes of `pieces`, as they are now, that `take` counts. What the program has given up counts
-// as nothing.
+// as nothing, and so does what is not taken by the deadline.
 Result<std::uint64_t> HostMemory::look(
     const Environment& env, const std::vector<Source>& sources,
-    const std::vector<HostPiece>& pieces,
+    const std::vector<HostPiece>& pieces, Deadline deadline,
     const std::function<Result<std::uint64_t>(std::span<const std::byte>)>& take) {
   std::uint64_t total = 0;
   for (const HostPiece& piece : pieces)
@@ -288,6 +288,7 @@ Result<std::uint64_t> HostMemory::look(
   STASIS_TRY(run_parallel(pieces.size(), total, "pre-copy", env.progress, env.interrupt,
                           [&](std::size_t i) -> Result<std::uint64_t> {
                             const HostPiece& piece = pieces[i];
+                            if (std::chrono::steady_clock::now() >= deadline) return piece.bytes;
                             STASIS_TRY_ASSIGN(const auto buffer, buffers.borrow());
                             const auto bytes = buffer.first(piece.bytes);
                             const Source& source = sources[piece.stream];
@@ -332,12 +333,22 @@ Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree
       std::accumulate(sample.begin(), sample.end(), std::uint64_t{0},
                       [](std::uint64_t sum, const HostPiece& piece) { return sum + piece.bytes; });
   const auto begun = std::chrono::steady_clock::now();
+  const auto time = precopy_time(bytes);
+  const auto deadline = begun + time;
   for (int looks = 1; looks <= kMostLooks; ++looks) {
-    STASIS_TRY(look(env, sources, pieces, [&](auto content) { return writer_->precopy(content); }));
-    STASIS_TRY_ASSIGN(const auto lacking,
-                      look(env, sources, sample, [&](auto content) -> Result<std::uint64_t> {
-                        return writer_->not_precopied(content);
-                      }));
+    STASIS_TRY(look(env, sources, pieces, deadline,
+                    [&](auto content) { return writer_->precopy(content); }));
+    if (std::chrono::steady_clock::now() >= deadline) {
+      env.tell(
+          fmt::format("the host memory is not pre-copied after {}: the rest is copied while "
+                      "the job stands still",
+                      format_seconds(time)));
+      break;
+    }
+    STASIS_TRY_ASSIGN(const auto lacking, look(env, sources, sample, deadline,
+                                               [&](auto content) -> Result<std::uint64_t> {
+                                                 return writer_->not_precopied(content);
+                                               }));
     const double share = static_cast<double>(lacking) / static_cast<double>(sampled);
     const auto changed = static_cast<std::uint64_t>(share * static_cast<double>(bytes));
     if (changed <= std::max(kLittle, bytes / 16)) break;

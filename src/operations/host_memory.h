@@ -6,6 +6,7 @@
 // The dumped processes keep their memory: nothing has to be undone.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,8 +42,9 @@ class HostMemory {
   // that is less than is worth it, unless `always`.
   bool find(bool always);
   // Stores, while the processes run, what save() may find; again where much has changed meanwhile,
-  // but not for ever. save() then stores only what is new. Nothing is done if there is less than
-  // that, or no room for it beside the image. docs/adr/0054-pre-copy.md. Errors of ContentWriter.
+  // but not for longer than precopy_time(). save() then stores only what is new. Nothing is done if
+  // there is less than that, or no room for it beside the image. docs/adr/0054-pre-copy.md. Errors
+  // of ContentWriter.
   struct PrecopyLimits {
     std::uint64_t least = 0;        // bytes of memory
     std::uint64_t image_bytes = 0;  // about what the whole image takes, that memory too
@@ -91,9 +93,10 @@ class HostMemory {
       const std::function<HostRanges(const proc::AddressSpace&, SharedObjects&)>& find,
       std::vector<Source>& sources);
   Result<void> create_writer(const UniqueFd& image_dir, ContentOptions options);
+  using Deadline = std::chrono::steady_clock::time_point;
   static Result<std::uint64_t> look(
       const Environment& env, const std::vector<Source>& sources,
-      const std::vector<HostPiece>& pieces,
+      const std::vector<HostPiece>& pieces, Deadline deadline,
       const std::function<Result<std::uint64_t>(std::span<const std::byte>)>& take);
 
   Chosen chosen_;                // until find() has looked at them

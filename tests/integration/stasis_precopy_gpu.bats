@@ -127,6 +127,16 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   restored_goes_on
 }
 
+@test "where the pre-copy of GPU memory takes too long, the dump goes on without the rest of it, and says so" {
+  start_under_agent memory --size 96M --pause-ms 20
+  STASIS_PRECOPY_MS=1 STASIS_SIM_FAULTS=$SLOWLY precopy --json
+  assert_equal "$status" 0 "$err"
+  assert_contains "$(json 'd["notes"]')" \
+    "the GPU memory is not pre-copied after 1.0 ms: the rest is copied while the job stands still"
+  target_goes_on
+  restored_goes_on
+}
+
 @test "of a program that changes all of its GPU memory while that is pre-copied, that is said" {
   start_under_agent memory --size 96M --pause-ms 1
   STASIS_SIM_FAULTS=$SLOWLY precopy --json

@@ -55,6 +55,19 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   runs_on
 }
 
+@test "where the pre-copy takes too long, the dump goes on without the rest of it, and says so" {
+  start_writer 96 0.1
+  STASIS_PRECOPY_MS=1 done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --json
+  assert_contains "$(json 'd["notes"]')" \
+    "the host memory is not pre-copied after 1.0 ms: the rest is copied while the job stands still"
+  (($(json 'd["precopied_bytes"]') < 32 << 20))
+  runs_on
+  end_writer
+  done_by verify --images-dir "$image"
+  done_by restore --images-dir "$image" --detach
+  runs_on
+}
+
 @test "beside an earlier image only what is in neither is written" {
   start_writer 96 0.05
   done_by dump "$TARGET" --images-dir "$image.1" --leave-running --pre-copy on
