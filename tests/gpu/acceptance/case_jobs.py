@@ -21,8 +21,8 @@ from .targets import Target
 
 NEEDS = ("program stasis", "program stasis-workload", "criu", "root")
 SAVED = 75
-SAVE = re.compile(r"saved to (\S+) \(([0-9.]+ \w+)(?:, ([0-9.]+ \w+) of it written)?\) in ([0-9.]+ \w+)"
-                  r"(?:, standing still for ([0-9.]+ \w+))?")
+SAVE = re.compile(r"saved to (\S+) \(([0-9.]+ \w+)(?:, ([0-9.]+ \w+) of it written)?"
+                  r"(?:, [0-9.]+ \w+ while it ran)?\) in ([0-9.]+ \w+)(?:, standing still for ([0-9.]+ \w+))?")
 
 
 def start(machine, name, command, *options, env=None):
