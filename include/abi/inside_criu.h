@@ -32,13 +32,13 @@ struct Range {
 
 // All zero at first. The ranges lie sorted by owner and place, and none overlap.
 struct Table {
-  std::atomic<std::uint64_t> is_heard;  // 1: the library reads the table
-  std::atomic<std::uint64_t> count;     // of the ranges
-  std::atomic<std::uint64_t> hidden;    // pages that criu has asked for and not seen, about
-  std::atomic<std::uint64_t> is_asked;  // 1: criu has looked at pages of a process since
-  std::atomic<std::uint64_t> tiles_of;  // a thread that criu was kept from: it has AMX tiles
+  std::atomic<std::uint64_t> is_heard;    // 1: the library reads the table
+  std::atomic<std::uint64_t> count;       // of the ranges
+  std::atomic<std::uint64_t> hidden;      // pages that criu has asked for and not seen, about
+  std::atomic<std::uint64_t> is_asked;    // 1: criu has looked at pages of a process since
+  std::atomic<std::uint64_t> tiles_of;    // a thread that criu was kept from: it has AMX tiles
   std::atomic<std::uint64_t> is_awaited;  // 1: the ranges are to come
-  Range ranges[1];                      // as many as there is room for
+  Range ranges[1];                        // as many as there is room for
 };
 
 // Of the table. The pages of it that nothing was written to take no memory.

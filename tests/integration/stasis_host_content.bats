@@ -46,6 +46,21 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   done
 }
 
+@test "of each kind of mapping plain memory alone goes past CRIU, and all are as they were" {
+  local i kinds=$BATS_TEST_TMPDIR/kinds expected
+  start_script host_kinds.py "$kinds"
+  # Advice that this kernel does not take has no mapping.
+  expected=$(for i in plain dontfork mergeable hugepage nohugepage random sequential noreserve shared; do
+    ! grep -q "^$i " "$kinds" || echo "$i"
+  done)
+  for i in 1 2; do
+    dump_it --host-memory parallel --force
+    assert_equal "$(python3 -S "$BATS_TEST_DIRNAME/host_kinds.py" --past "$image" "$kinds")" "$expected"
+    restore_it
+    script_goes_on
+  done
+}
+
 # KiB that the program and its child have, a page of both counted once.
 anonymous_of_both() {
   cat "/proc/$TARGET/smaps_rollup" "/proc/$(children_of "$TARGET")/smaps_rollup" | awk '/^Pss_Anon:/ { sum += $2 } END { print sum }'
@@ -309,6 +324,22 @@ suspended_goes_past_criu() {
   end_all
   restore_it
   runs_on
+}
+
+# Earlier versions gave the memory up until they had written it back, and said so in the mapping of parked threads by another
+# word (kAwayMark and kSavedMark of src/proc/parking.cc).
+@test "an image of a version that gave memory up is restored, with its memory" {
+  start_program 24
+  dump_it --host-memory parallel
+  python3 -S "$BATS_TEST_DIRNAME/edit_pages.py" "$image" 5aa5a3a1b1c7d39d 5aa5a3a1b1c7d39b
+  done_by verify --images-dir "$image"
+  restore_it --leave-suspended
+  done_by resume "$TARGET"
+  runs_on
+  # And what criu alone makes of it lacks the memory.
+  end_all
+  (cd "$image/criu" && "$STASIS_CRIU" restore -D "$image/criu" -o "$BATS_TEST_TMPDIR/restore.log" --shell-job --restore-detached)
+  refused 6 wrong-state resume "$TARGET"
 }
 
 @test "damaged host memory in an image is found, by restore and by verify, and nothing runs" {
