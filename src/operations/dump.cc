@@ -555,6 +555,7 @@ class DumpRun {
       opened_->direct.dismiss();
     if (!back) return keep_image_of_lost(std::move(back.error()));
     report_.downtime = phases_.downtime();
+    phases_.begin("trim");  // the job runs
     opened_->direct.give_back_room();
     host_.give_back_room();
     return is_deferred() ? complete_later() : Result<void>();
