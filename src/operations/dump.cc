@@ -379,7 +379,7 @@ class DumpRun {
     phases_.end();
     put_terminals_right();
     STASIS_TRY(watch_.refuse_held_up(tree()));
-    STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(phases_));
+    STASIS_TRY_ASSIGN(manifest_.host_content, host_.finish(*criu_, phases_));
     if (!manifest_.content) tell_of_no_content();
     STASIS_TRY(tree().verify_programs());
     STASIS_TRY_ASSIGN(manifest_.processes, take_stock(tree()));

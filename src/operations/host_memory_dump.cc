@@ -12,6 +12,12 @@
 
 namespace stasis {
 
+namespace {
+
+std::string no_library(const Criu& criu) { return criu.path() + " loads no library of ours"; }
+
+}  // namespace
+
 Result<void> HostMemoryDump::open_base() {
   STASIS_TRY_ASSIGN(base_, open_host_base(env_, options_));
   return {};
@@ -45,7 +51,7 @@ Result<void> HostMemoryDump::begin(ProcessTree& tree, const UniqueFd& image_dir,
   memory_.choose(tree);
   if (!inside_criu_->is_heard()) {
     if (!find()) return memory_.leave_to_criu(image_dir);
-    return leave_to_criu(image_dir, criu.path() + " loads no library of ours");
+    return leave_to_criu(image_dir, no_library(criu));
   }
   inside_criu_->await();
   hiding_ = in_background([this] { return hide(); }).share();
@@ -55,6 +61,7 @@ Result<void> HostMemoryDump::begin(ProcessTree& tree, const UniqueFd& image_dir,
     const auto& hidden = hiding_.get();
     if (!hidden || !*hidden) return memory_.leave_to_criu(image_dir);
     wait_until_stopped();
+    if (!inside_criu_->is_asked()) return memory_.leave_to_criu(image_dir);
     NoProgress quiet;
     const Environment here{env_.driver, stop_, quiet, {}};
     return memory_.save(here, image_dir, into_);
@@ -83,14 +90,18 @@ void HostMemoryDump::wait_until_stopped() const {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-Result<std::optional<ContentRecord>> HostMemoryDump::finish(Phases& phases) {
+Result<std::optional<ContentRecord>> HostMemoryDump::finish(const Criu& criu, Phases& phases) {
   if (!saving_.valid()) return std::nullopt;
   all_stand_still_ = true;
-  if (const auto& hidden = hiding_.get(); !hidden || !*hidden) {
+  const auto& hidden = hiding_.get();
+  // What has read the table may have been a script that has started this criu: then CRIU has seen,
+  // and saved, all there is.
+  if (!hidden || !*hidden || !inside_criu_->is_asked()) {
     STASIS_TRY(saving_.get());
-    if (hidden) return std::nullopt;
-    if (hidden.error().code != ErrorCode::kNotSupported) return fail(hidden.error());
-    env_.tell("CRIU saves all host memory: " + hidden.error().message);
+    if (hidden && !*hidden) return std::nullopt;
+    if (!hidden && hidden.error().code != ErrorCode::kNotSupported) return fail(hidden.error());
+    env_.tell("CRIU saves all host memory: " +
+              (hidden ? no_library(criu) : hidden.error().message));
     return std::nullopt;
   }
   constexpr std::chrono::milliseconds kLook{50};

@@ -41,7 +41,7 @@ class HostMemoryDump {
   // and to save it.
   Result<void> begin(ProcessTree& tree, const UniqueFd& image_dir, const Criu& criu);
   // CRIU has written all that it has to. Waits for the end; the record, if anything was saved.
-  Result<std::optional<ContentRecord>> finish(Phases& phases);
+  Result<std::optional<ContentRecord>> finish(const Criu& criu, Phases& phases);
   // An earlier image may have some of it.
   bool has_base() const { return base_ != nullptr; }
 

@@ -409,6 +409,16 @@ END
   runs_on
 }
 
+# The script has the library that is meant for criu, and starts criu without it.
+@test "a criu that a script starts saves all, and what it has saved is not in the image twice" {
+  start_program 24
+  dump_it --host-memory parallel --criu "$(criu_by_number)"
+  assert_contains "$err" "CRIU saves all host memory: $BATS_TEST_TMPDIR/criu loads no library of ours"
+  assert_equal "$(host_bytes)" 0
+  restore_it
+  runs_on
+}
+
 # Of 64 MiB three pages in four, which are small when compressed.
 @test "a restore under a memory limit counts what it fills, not what the image stores of it" {
   start_program 64 host_sparse.py
