@@ -181,19 +181,27 @@ bool is_awaited() {
 // Whether anything is hidden, or will be.
 bool may_hide() { return is_awaited() || ranges() != 0; }
 
-// While the tool looks for what it hides, which criu's work until here need not wait for. Not for a
-// tool that has ended: then nothing is hidden.
-void wait_for_ranges() {
+// While the tool looks for what it hides, which criu's work until here need not wait for. False if
+// the tool has ended: the image is of no use then, and criu is to let the program go on at once,
+// and not when it has written all memory.
+bool wait_for_ranges() {
   constexpr timespec kLook{0, 200000};
-  while (is_awaited() && ::getppid() == tool)
+  while (is_awaited()) {
+    if (::getppid() != tool) {
+      errno = EIO;
+      return false;
+    }
     (void)::nanosleep(&kLook, nullptr);
+  }
+  return true;
 }
 
-// criu looks at pages only once it has stopped all processes that it dumps.
-void note_asked(std::uint64_t pid) {
-  if (pid == static_cast<std::uint64_t>(::getpid())) return;
+// criu looks at pages only once it has stopped all processes that it dumps. False, with errno: it
+// cannot.
+bool may_look_at(std::uint64_t pid) {
+  if (pid == static_cast<std::uint64_t>(::getpid())) return true;
   table->is_asked.store(1, std::memory_order_release);
-  wait_for_ranges();
+  return wait_for_ranges();
 }
 
 // The owner of the pages of a file, if it is an object of shared memory; 0: it is none. All of them
@@ -240,23 +248,20 @@ off_t seek_hiding(int fd, off_t offset, int how) {
   if ((how != SEEK_DATA && how != SEEK_HOLE) || !may_hide()) return seek(fd, offset, how);
   const std::uint64_t owner = object_of(fd);
   if (owner == 0) return seek(fd, offset, how);
-  wait_for_ranges();
+  if (!wait_for_ranges()) return -1;
   const std::uint64_t count = ranges();
   return how == SEEK_DATA ? seek_data(fd, offset, owner, count)
                           : seek_hole(fd, offset, owner, count);
 }
 
 // The process whose pages the descriptor tells of, if some of them may be hidden; 0: of none.
-std::uint64_t hides_of(int fd) {
-  const std::uint64_t pid = may_hide() ? process_of(fd) : 0;
-  if (pid != 0) note_asked(pid);
-  return pid;
-}
+std::uint64_t hides_of(int fd) { return may_hide() ? process_of(fd) : 0; }
 
 ssize_t read_hiding(int fd, void* buffer, std::size_t bytes, off_t offset) {
   const bool is_whole = offset % 8 == 0 && bytes % 8 == 0;  // never seen otherwise
   const std::uint64_t pid = is_whole ? hides_of(fd) : 0;
   if (pid == 0) return ::syscall(SYS_pread64, fd, buffer, bytes, offset);
+  if (!may_look_at(pid)) return -1;
   return read_entries(fd, pid, static_cast<unsigned char*>(buffer), bytes, offset, ranges());
 }
 
@@ -282,6 +287,7 @@ int ioctl(int fd, unsigned long request, ...) noexcept {
   void* const argument = va_arg(list, void*);
   va_end(list);
   const std::uint64_t pid = request == kPagemapScan ? hides_of(fd) : 0;
+  if (pid != 0 && !may_look_at(pid)) return -1;
   auto* const scan = static_cast<ScanArgument*>(argument);
   // Criu sets no other limit than the room that it has.
   if (pid == 0 || scan->max_pages != 0 || scan->vec_len == 0)
