@@ -18,12 +18,15 @@ from host_writer import address_of, open_gpu
 
 SIZE = 18 << 20  # more than the least that the tool looks at
 LIBC = ctypes.CDLL(None, use_errno=True)
-GROWSDOWN, NORESERVE = 0x100, 0x4000
+GROWSDOWN, NORESERVE, HUGETLB = 0x100, 0x4000, 0x40000
 READ, WRITE = mmap.PROT_READ, mmap.PROT_WRITE
 # Advice for madvise(2), and the kernel's word for it in /proc/PID/smaps.
 ADVICE = {"dontdump": (16, "dd"), "wipeonfork": (18, "wf"), "dontfork": (10, "dc"), "mergeable": (12, "mg"),
           "hugepage": (14, "hg"), "nohugepage": (15, "nh"), "random": (1, "rr"), "sequential": (2, "sr")}
 GUARD_INSTALL = 102  # Linux 6.13: touching the pages ends the program
+MOVE_THERE = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
+MIB = 1 << 20
+RANDOM = os.urandom(MIB)
 
 
 def kernel_does(name, address, *words):
@@ -41,9 +44,16 @@ class Kinds:
         memory = region(SIZE, PRIVATE)
         if kernel_does("mlock", address_of(memory), SIZE):
             self.add("locked", memory, "lo")
+        self.add_moved()
         self.add("noreserve", region(SIZE, PRIVATE | NORESERVE), "nr")
         self.add("growsdown", region(SIZE, PRIVATE | GROWSDOWN), "gd")
         self.add("shared", region(SIZE, SHARED))
+        self.add_memory_file("memfd", "mine")
+        self.add_memory_file("nameless", "")
+        try:
+            self.add("hugetlb", region(SIZE, PRIVATE | HUGETLB), "ht")
+        except OSError:
+            pass  # no huge pages are set aside here
         with open(scratch, "wb+") as file:
             file.truncate(SIZE)
             self.add("file", mmap.mmap(file.fileno(), SIZE, flags=mmap.MAP_PRIVATE, prot=READ | WRITE))
@@ -56,9 +66,27 @@ class Kinds:
         self.is_guarded = kernel_does("madvise", self.guard, 4 * PAGE, GUARD_INSTALL)
 
     def add(self, name, memory, word=""):
-        for at in range(0, SIZE, 1 << 20):
-            memory[at:at + (1 << 20)] = os.urandom(1 << 20)
+        for at in range(0, SIZE, MIB):
+            # No block equals another one, and making all anew takes longer.
+            turn = (len(self.memory) * SIZE + at) // MIB * 997
+            memory[at:at + MIB] = RANDOM[turn:] + RANDOM[:turn]
         self.memory[name], self.starts[name], self.words[name] = memory, address_of(memory), word
+
+    # Of this process alone, with its descriptor open.
+    def add_memory_file(self, name, called):
+        file = os.memfd_create(called)
+        os.ftruncate(file, SIZE)
+        self.add(name, mmap.mmap(file, SIZE, flags=mmap.MAP_SHARED, prot=READ | WRITE))
+
+    # To addresses where other memory was.
+    def add_moved(self):
+        self.before, place = region(SIZE, PRIVATE), region(SIZE, PRIVATE)  # it would unmap what is there at its end
+        self.add("moved", self.before)
+        LIBC.mremap.restype = ctypes.c_void_p
+        words = ctypes.c_size_t(SIZE), ctypes.c_size_t(SIZE), MOVE_THERE, ctypes.c_void_p(address_of(place))
+        if LIBC.mremap(ctypes.c_void_p(self.starts["moved"]), *words) != address_of(place):
+            sys.exit("the kernel moves no memory")
+        self.memory["moved"], self.starts["moved"] = place, address_of(place)
 
     def protect(self, name, rights):
         kernel_does("mprotect", self.starts[name], SIZE, rights)

@@ -50,7 +50,7 @@ pages_bytes() { cat "${1:-$image}"/criu/pages-*.img | wc -c; }
   local i kinds=$BATS_TEST_TMPDIR/kinds expected
   start_script host_kinds.py "$kinds"
   # Advice that this kernel does not take has no mapping.
-  expected=$(for i in plain dontfork mergeable hugepage nohugepage random sequential noreserve shared; do
+  expected=$(for i in plain dontfork mergeable hugepage nohugepage random sequential moved noreserve shared nameless; do
     ! grep -q "^$i " "$kinds" || echo "$i"
   done)
   for i in 1 2; do
