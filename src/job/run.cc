@@ -27,6 +27,22 @@ namespace {
 constexpr std::size_t kMostArguments = 4096;  // docs/image-format.md
 constexpr std::size_t kLongestArgument = 65536;
 
+// Each save would be refused (doctor/criu_threads.cc).
+Result<void> check_unfiltered() {
+  const int self = ::getpid();
+  const auto status = proc::ProcFs().thread_status(Pid{self}, Tid{self});
+  if (!status || status->seccomp == 0) return {};
+  return fail(refusal(
+      {"seccomp",
+       Severity::kRed,
+       {},
+       "this stasis runs under a seccomp filter, with which CRIU can dump nothing",
+       "do not start it within another `stasis run` that keeps its program from io_uring, as one "
+       "with --images-dir does (--io-uring there); or start it outside of the container, or that "
+       "one without a filter (--security-opt seccomp=unconfined)"},
+      ErrorCode::kUndumpable));
+}
+
 // Where there is no image, before anything is done.
 Result<void> can_be_saved() {
   STASIS_TRY_ASSIGN(const auto state, journal_directory());
@@ -37,7 +53,7 @@ Result<void> can_be_saved() {
     may.error().remedy += kOrAsAnotherUser;
     return may;
   }
-  return {};
+  return check_unfiltered();
 }
 
 Result<void> complete(RunOptions& options) {

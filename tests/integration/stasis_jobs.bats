@@ -622,11 +622,13 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
 @test "where it cannot be saved it is refused; with --best-effort it runs unsaved, and not if there is an image" {
   local weak=(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin) run=(stasis run --images-dir "$images")
   local no_criu=(env STASIS_CRIU="$BATS_TEST_TMPDIR/no-criu") no_state=(env STASIS_STATE_DIR=/proc/none)
+  local in_a_job=(stasis run --no-io-uring --)
   local program=(touch "$BATS_TEST_TMPDIR/started")
   refused_by 5 not-permitted "${weak[@]}" "${run[@]}" -- "${program[@]}"
   assert_contains "$err" "--best-effort"
   refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" -- "${program[@]}"
   refused_by 1 io "${no_state[@]}" "${run[@]}" -- "${program[@]}"
+  refused_by 9 undumpable "${in_a_job[@]}" "${run[@]}" -- "${program[@]}"
   # A directory for the images that is none, or may not be written.
   local no_dir=$BATS_TEST_TMPDIR/no-directory
   : >"$no_dir"
@@ -649,7 +651,7 @@ two_stay() { (($(ls "$images" | grep -cE '^[0-9]+$') == 2)); }
   refused_by 9 criu-missing "${no_criu[@]}" "${run[@]}" -- "${program[@]}"
   rmdir "$images"
   local lack
-  for lack in weak no_criu no_state; do
+  for lack in weak no_criu no_state in_a_job; do
     local -n without=$lack
     # The signals that ask for a save do what they do to any program.
     capture timeout 60 "${without[@]}" "${run[@]}" --best-effort -- sh -c 'kill -TERM $$'
