@@ -114,9 +114,14 @@ Result<void> go_on_with_memory(const Environment& env, OpenedTree& opened, Phase
   return fail(stands_still(std::move(moved.error()), opened.tree.root(), false));
 }
 
-Error no_directory(Error error) {
-  if (error.remedy.empty())
-    error.remedy = "name a directory whose parent exists and may be written";
+Error no_directory(const DumpOptions& options, Error error) {
+  // A job that runs cannot be told another folder for its images.
+  const bool of_job = !options.images_folder.empty();
+  if (error.remedy.empty()) {
+    error.remedy = of_job ? "put the job's folder back, where it may be written"
+                          : "name a directory whose parent exists and may be written";
+  }
+  if (of_job) error.remedy += "; or save the job elsewhere, by its name, with `stasis dump`";
   return error;
 }
 
@@ -200,7 +205,7 @@ class DumpRun {
     criu_.emplace(std::move(criu));
     STASIS_TRY_ASSIGN(gpus_, std::move(gpus));
     auto path = ImageWriter::probe(options_.images_dir, options_.overwrite, options_.images_folder);
-    if (!path) return fail(no_directory(std::move(path.error())));
+    if (!path) return fail(no_directory(options_, std::move(path.error())));
     path_ = std::move(*path);
     if (options_.base) phases_.begin("base");
     auto base = open_base(env_, options_);
@@ -247,7 +252,7 @@ class DumpRun {
     // After the journal, which says where to find the half of it if we are killed.
     auto created =
         ImageWriter::create(options_.images_dir, options_.overwrite, options_.images_folder);
-    if (!created) return fail(no_directory(std::move(created.error())));
+    if (!created) return fail(no_directory(options_, std::move(created.error())));
     writer_.emplace(std::move(*created));
     STASIS_TRY_ASSIGN(needs_, check_disk_space(tree(), writer_->criu_dir(), writer_->final_path(),
                                                base_.get(), into_image()));

@@ -179,8 +179,12 @@ connections() { awk -v port=":$(printf %04X "$port")" '$3 ~ port "$" && $4 == "0
   told "$images is not the folder any more that it was when the job began"
   target_goes_on
   assert_equal "$(ls "$other")" "" "nothing lands in the other job's folder"
-  # While a save is under way.
+  # None at all: the message names what can be done for a job that runs.
   rm "$images"
+  kill -USR1 "$RUN"
+  told "what to do: put the job's folder back, where it may be written; or save the job elsewhere, by its name, with"
+  target_goes_on
+  # While a save is under way.
   mv "$images.old" "$images"
   : >"$RUN_LOG"
   held_save USR1 2s
