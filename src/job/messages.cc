@@ -5,16 +5,16 @@
 namespace stasis::job {
 
 void fields(auto& io, Described<RestoreOrder> auto& order) {
-  io("images_dir", order.images_dir);
+  path_field(io, "images_dir", order.images_dir);
   io("images_folder", order.images_folder);
 }
 
 void fields(auto& io, Described<SaveOrder> auto& order) {
-  io("images_dir", order.images_dir);
+  path_field(io, "images_dir", order.images_dir);
   io("command", order.command);
   io("end", order.end);
   io("limit_ms", order.limit);
-  io.optional("base", order.base);
+  path_field(io, "base", order.base);
   io("images_folder", order.images_folder);
 }
 

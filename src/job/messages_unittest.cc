@@ -60,10 +60,12 @@ TEST_F(JobMessages, WorkArrivesAsItWasOrdered) {
   const auto recover = order_after<WorkOrder>(WorkOrder{RecoverOrder{}, Pid{5000}});
   EXPECT_TRUE(std::holds_alternative<RecoverOrder>(recover.what));
   EXPECT_EQ(recover.root, Pid{5000});
-  const auto restore = order_after<WorkOrder>(WorkOrder{RestoreOrder{"/images/000001"}});
+  const auto restore = order_after<WorkOrder>(WorkOrder{RestoreOrder{"/ima\xe9/000001"}});
   ASSERT_TRUE(std::holds_alternative<RestoreOrder>(restore.what));
-  EXPECT_EQ(std::get<RestoreOrder>(restore.what).images_dir, "/images/000001");
-  SaveOrder order{"/images/000002", {"train", "--fast"}, true, std::chrono::seconds(5), "/base"};
+  EXPECT_EQ(std::get<RestoreOrder>(restore.what).images_dir, "/ima\xe9/000001");
+  // Paths that are no UTF-8, too.
+  SaveOrder order{
+      "/ima\xe9/000002", {"train", "--fast"}, true, std::chrono::seconds(5), "/bas\xe9"};
   const auto save = order_after<WorkOrder>(WorkOrder{order});
   ASSERT_TRUE(std::holds_alternative<SaveOrder>(save.what));
   const auto& back = std::get<SaveOrder>(save.what);
