@@ -189,7 +189,9 @@ class Keeper {
       struct stat info {};
       const auto opened = open_as_noted(file, info, locks);
       if (!opened || !is_utf8(path)) {
-        report_.lost.push_back(fmt::format("the content of {}, which is open for writing", path));
+        report_.lost.push_back(fmt::format(
+            "the content of {}, which is open for writing{}", path,
+            opened ? ", and whose name is no UTF-8: a restore needs the file as it is now" : ""));
         continue;
       }
       if ((info.st_mode & (S_ISUID | S_ISGID)) != 0 || !has_plain_content(*opened, path)) continue;

@@ -261,13 +261,14 @@ for file in grows, appended, turned: file.write('after\n'); file.flush()"
   umount "$at"
 }
 
-@test "a file too large for the image is told at the dump" {
+@test "a file too large for the image, or whose name it cannot hold, is told at the dump" {
   local at=$BATS_TEST_TMPDIR
   start_python "large = open('$at/large', 'w'); large.truncate(65 << 20)
-log = open('$at/large.log', 'a'); log.truncate(65 << 20); small = open('$at/small', 'w')"
+log = open('$at/large.log', 'a'); log.truncate(65 << 20); named = open(b'$at/no-\xe9', 'w'); small = open('$at/small', 'w')"
   wait_until 60 test -e "$at/small"
   done_by dump "$TARGET" --images-dir "$image" --leave-running --json
-  assert_equal "$(json 'len(d["lost"])')" 1
+  assert_equal "$(json 'len(d["lost"])')" 2
+  assert_contains "$out" ", which is open for writing, and whose name is no UTF-8: a restore needs the file as it is now"
   assert_contains "$out" "the content of $at/large (65.0 MiB), which is open for writing"
   kill_target
   rm "$at/small"
