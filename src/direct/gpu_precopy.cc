@@ -131,7 +131,7 @@ Result<void> GpuPrecopy::run(const Environment& env, MoverLease& mover, ImageCon
   STASIS_TRY(env.interrupt.check());
   if (copied || any_ended) return {};
   if (copied.error().code == ErrorCode::kTimeout) {
-    env.tell(fmt::format("the GPU memory is not pre-copied after {}: {}", format_seconds(time),
+    env.tell(fmt::format("the GPU memory is not pre-copied after {:g} s: {}", Seconds(time).count(),
                          kCopiedLater));
     return {};
   }

@@ -340,9 +340,9 @@ Result<void> HostMemory::precopy(const Environment& env, const ProcessTree& tree
                     [&](auto content) { return writer_->precopy(content); }));
     if (std::chrono::steady_clock::now() >= deadline) {
       env.tell(
-          fmt::format("the host memory is not pre-copied after {}: the rest is copied while "
+          fmt::format("the host memory is not pre-copied after {:g} s: the rest is copied while "
                       "the job stands still",
-                      format_seconds(time)));
+                      Seconds(time).count()));
       break;
     }
     STASIS_TRY_ASSIGN(const auto lacking, look(env, sources, sample, deadline,

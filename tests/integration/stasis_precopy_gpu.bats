@@ -132,7 +132,7 @@ ms_of() { json "[int(1000 * p['seconds']) for p in d['phases'] if p['name'] == '
   STASIS_PRECOPY_MS=1 STASIS_SIM_FAULTS=$SLOWLY precopy --json
   assert_equal "$status" 0 "$err"
   assert_contains "$(json 'd["notes"]')" \
-    "the GPU memory is not pre-copied after 1.0 ms: the rest is copied while the job stands still"
+    "the GPU memory is not pre-copied after 0.001 s: the rest is copied while the job stands still"
   target_goes_on
   restored_goes_on
 }

@@ -59,7 +59,7 @@ data_room() { du -s --block-size=1 "$image/host" | cut -f1; }
   start_writer 96 0.1
   STASIS_PRECOPY_MS=1 done_by dump "$TARGET" --images-dir "$image" --leave-running --pre-copy on --json
   assert_contains "$(json 'd["notes"]')" \
-    "the host memory is not pre-copied after 1.0 ms: the rest is copied while the job stands still"
+    "the host memory is not pre-copied after 0.001 s: the rest is copied while the job stands still"
   (($(json 'd["precopied_bytes"]') < 32 << 20))
   runs_on
   end_writer
